@@ -1,0 +1,1 @@
+"""The devices: the only place one is named."""

@@ -1,0 +1,1 @@
+"""The worker: draft, verify, rollback. Never names a device."""

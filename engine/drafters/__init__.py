@@ -1,0 +1,1 @@
+"""Where guesses come from. Each drafter is one file and one registry row."""

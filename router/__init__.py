@@ -1,0 +1,1 @@
+"""The batcher: plain, synchronous decisions; async only at its edge. Never imports torch."""
