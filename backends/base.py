@@ -178,6 +178,10 @@ class Ops(Protocol):
         """The dice: Gumbel noise float32 [vocab] of (seed, token index), bit by bit as in forerun/dice.md."""
         ...
 
+    def noise_at(self, seeds: Tensor, indices: Tensor, tokens: Tensor) -> Tensor:
+        """The same dice at k places only: int64 [k] each (seeds hold the bits of an unsigned number) → float32 [k]."""
+        ...
+
     def pick(self, scores: Tensor, noise: Tensor | None) -> Picks:
         """scores float32 [m, V] (processed; −inf = impossible), noise float32 [m, V] or None → argmax of scores + noise (ties to the
         lowest id), and the log-probability log-softmax(scores)[token]."""
