@@ -167,10 +167,10 @@ class Echo:
             token = _choose(row.digest, self.ready.vocab, params.stop_ids, row.may_stop)
             new.append(token)
             row.digest = zlib.crc32(token.to_bytes(4, "little"), row.digest)
-            if token in params.stop_ids:
-                finish = "eos_token"
-            elif len(row.tokens) + len(new) - params.prompt_tokens >= params.max_new_tokens:
+            if len(row.tokens) + len(new) - params.prompt_tokens >= params.max_new_tokens:
                 finish = "length"
+            elif token in params.stop_ids:
+                finish = "eos_token"
         accepted = len(new) - 1
         row.tokens += new
         row.computed += accepted

@@ -24,6 +24,7 @@ from typing import Protocol
 
 import msgspec
 
+from forerun.engine.errors import StartError
 from forerun.messages import Down, Fault, Inject, Message, Progress, Ready, Start, StepPlan, StepResult, Stop
 from forerun.ring import Reader, Ring, Writer
 
@@ -76,6 +77,9 @@ class Worker:
             loading = False
             self._send(stepper.ready)
             self._serve(start, stepper, early)
+        except StartError as error:
+            self._send(Fault(error.error, error.cure, fatal=True))
+            return 1
         except Exception as error:
             traceback.print_exc()
             self._send(fault_of(error, fatal=loading))
@@ -142,13 +146,11 @@ class Worker:
 
 
 def fault_of(error: Exception, fatal: bool) -> Fault:
-    """One line and a cure. An exception may bring its own in an attribute `cure`."""
+    """An unexpected exception as one line; its traceback is in the log."""
     lines = str(error).strip().splitlines()
-    text = lines[0] if lines else type(error).__name__
-    own: str = getattr(error, "cure", "")
-    if not own and type(error) is MemoryError:
-        own = "lower --max-batch-total-tokens or --max-total-tokens, or give the process more memory"
-    return Fault(text, own, fatal)
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    memory = "give the process more memory, or lower --max-batch-total-tokens or --max-batch-prefill-tokens"
+    return Fault(text, memory if isinstance(error, MemoryError) else "", fatal)
 
 
 def build(start: Start, progress: ReportProgress) -> Stepper:

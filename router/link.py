@@ -58,9 +58,17 @@ class Listener(Protocol):
 
 
 class Link:
-    """A running worker. Made on the event loop; the process is started at once and told `start`."""
+    """A running worker. Made on the event loop; the process is started at once and told `start`. `environment`: the process's;
+    None = ours."""
 
-    def __init__(self, start: Start, listener: Listener, patience_seconds: float, command: tuple[str, ...] = WORKER_COMMAND) -> None:
+    def __init__(
+        self,
+        start: Start,
+        listener: Listener,
+        patience_seconds: float,
+        environment: dict[str, str] | None = None,
+        command: tuple[str, ...] = WORKER_COMMAND,
+    ) -> None:
         self._listener = listener
         self._patience = patience_seconds
         self._allowed_silence = patience_seconds * LOADING_PATIENCE
@@ -72,11 +80,12 @@ class Link:
         self._fault: Fault | None = None
         self._verdict = ""
         self._closing = False
+        self._loading = True
         self._gone = asyncio.Event()
         self._lines: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
         self._text = b""
         self._started_ns = time.monotonic_ns()
-        self._process = self._spawn(command)
+        self._process = self._spawn(command, environment)
         self._pidfd = os.pidfd_open(self._process.pid)
         self._loop.add_reader(self._reader.fd, self._on_frames)
         self._loop.add_reader(self._stderr, self._on_text)
@@ -108,16 +117,19 @@ class Link:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     async def close(self, seconds: float = STOP_SECONDS) -> None:
-        """Tell the worker to stop and wait until it is gone; kill it if it takes longer. The listener hears nothing any more."""
+        """Tell the worker to stop and wait until it is gone; kill it if it takes longer, or while it is still loading and would not
+        hear. The listener hears nothing any more."""
         self._closing = True
         self.send(Stop())
+        if self._loading:
+            self.kill("was not needed any more")
         try:
             await asyncio.wait_for(self._gone.wait(), seconds)
         except TimeoutError:
             self.kill("did not stop")
             await self._gone.wait()
 
-    def _spawn(self, command: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    def _spawn(self, command: tuple[str, ...], environment: dict[str, str] | None) -> subprocess.Popen[bytes]:
         fds = [fd for ring in self._rings for fd in ring.fds]
         read_end, write_end = os.pipe()
         os.set_blocking(read_end, False)
@@ -129,6 +141,7 @@ class Link:
                 stdout=write_end,
                 stderr=write_end,
                 pass_fds=fds,
+                env=environment,
                 process_group=0,
             )
         finally:
@@ -149,6 +162,7 @@ class Link:
         elif isinstance(message, Progress):
             self._listener.progress(message)
         elif isinstance(message, Ready):
+            self._loading = False
             self._allowed_silence = max(self._patience, STEP_PATIENCE * max(message.step_seconds))
             self._listener.ready(message)
         else:

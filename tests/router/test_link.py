@@ -130,7 +130,7 @@ async def test_an_exception_in_a_step_is_a_fault_with_its_text() -> None:
     link.send(Inject("raise"))
     link.send(StepPlan(1))
     await until(lambda: ear.deaths)
-    assert ear.deaths == [Death("a fault was injected into this step")]
+    assert ear.deaths == [Death("RuntimeError: a fault was injected into this step")]
     assert any("Traceback" in line for line in ear.lines)
 
 
@@ -180,7 +180,7 @@ async def test_an_idle_worker_is_not_silent() -> None:
 async def test_a_slow_step_is_not_a_hang_when_steps_are_known_to_be_slow() -> None:
     ear = Ear()
     ready = "say(messages.Ready(1, 1, 16, 0, 10, 'd', 'd', 'n', 9, 9, step_seconds=(0.01, 0.2)))\n"
-    Link(ECHO, ear, 0.6, script(ready + "writer.beat()\ntime.sleep(2.5)\nsay(messages.StepResult(1))\ntime.sleep(60)"))
+    Link(ECHO, ear, 0.6, command=script(ready + "writer.beat()\ntime.sleep(2.5)\nsay(messages.StepResult(1))\ntime.sleep(60)"))
     await until(lambda: ear.results)
     assert not ear.deaths
     await until(lambda: ear.deaths)
@@ -201,14 +201,14 @@ async def test_time_in_which_the_front_itself_stood_still_is_not_silence() -> No
 
 async def test_results_published_before_death_are_heard_first() -> None:
     ear = Ear()
-    Link(ECHO, ear, 30, script("say(messages.StepResult(7))\nos.kill(os.getpid(), signal.SIGKILL)"))
+    Link(ECHO, ear, 30, command=script("say(messages.StepResult(7))\nos.kill(os.getpid(), signal.SIGKILL)"))
     await until(lambda: ear.deaths)
     assert [result.step for result in ear.results] == [7]
 
 
 async def test_last_words_are_in_the_reason() -> None:
     ear = Ear()
-    Link(ECHO, ear, 30, script("print('one', flush=True)\nsys.stderr.write('two\\nno end')\nsys.exit(3)"))
+    Link(ECHO, ear, 30, command=script("print('one', flush=True)\nsys.stderr.write('two\\nno end')\nsys.exit(3)"))
     await until(lambda: ear.deaths)
     assert "exit code 3" in ear.deaths[0].reason
     assert ear.lines == ["one", "two", "no end"]
@@ -217,14 +217,14 @@ async def test_last_words_are_in_the_reason() -> None:
 
 async def test_a_fault_carries_its_cure() -> None:
     ear = Ear()
-    Link(ECHO, ear, 30, script("say(messages.Fault('no such model', 'give --model-id a folder', True))\nsys.exit(1)"))
+    Link(ECHO, ear, 30, command=script("say(messages.Fault('no such model', 'give --model-id a folder', True))\nsys.exit(1)"))
     await until(lambda: ear.deaths)
     assert ear.deaths == [Death("no such model", "give --model-id a folder", True)]
 
 
 async def test_garbage_on_the_ring_ends_the_worker() -> None:
     ear = Ear()
-    Link(ECHO, ear, 30, script("writer.push(b'\\xc1')\ntime.sleep(60)"))
+    Link(ECHO, ear, 30, command=script("writer.push(b'\\xc1')\ntime.sleep(60)"))
     await until(lambda: ear.deaths)
     assert "not a message" in ear.deaths[0].reason
 
@@ -244,9 +244,17 @@ async def test_many_workers_leave_no_descriptor_and_no_zombie() -> None:
         return len(os.listdir("/proc/self/fd"))
 
     ear = Ear()
-    await Link(ECHO, ear, 30, script("sys.exit(0)")).close()
+    await Link(ECHO, ear, 30, command=script("sys.exit(0)")).close()
     before = descriptors()
     for _ in range(10):
-        links = [Link(ECHO, ear, 30, (sys.executable, "-c", "pass")) for _ in range(5)]
+        links = [Link(ECHO, ear, 30, command=(sys.executable, "-c", "pass")) for _ in range(5)]
         await asyncio.gather(*(link.close() for link in links))
     assert descriptors() == before
+
+
+async def test_closing_while_loading_does_not_wait() -> None:
+    ear = Ear()
+    link = Link(ECHO, ear, 30, command=script("time.sleep(60)"))
+    before = time.monotonic()
+    await link.close()
+    assert time.monotonic() - before < 1 and not ear.deaths
