@@ -1,0 +1,190 @@
+"""The load generator: sends requests to one server, closed loop or open loop, and records what came back when.
+
+Owns connections and clocks. Knows neither the servers' JSON (`apis`) nor statistics (`records`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from forerun.bench.apis import Api, Ask
+from forerun.bench.arrivals import arrivals
+from forerun.bench.http import Connection, Origin
+from forerun.bench.records import Record, Shape
+from forerun.bench.sse import EventParser
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Target:
+    """`timeout`: seconds that a request may take in all before it is given up."""
+
+    origin: Origin
+    api: Api
+    headers: dict[str, str] = dataclasses.field(default_factory=dict)
+    timeout: float = 600.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Amount:
+    """When to stop sending: after so many requests, or so many seconds (0 = no such limit; one of them must be set)."""
+
+    requests: int = 0
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.requests <= 0 and self.seconds <= 0:
+            raise ValueError("say how much to send: a number of requests or of seconds")
+
+
+class Load:
+    """Runs loads against one target. `prompts` is drawn from for every request; each body is made before its clock starts."""
+
+    def __init__(self, target: Target, ask: Ask, prompts: Iterator[str], progress: Callable[[str], None] = lambda line: None) -> None:
+        self._target = target
+        self._ask = ask
+        self._prompts = prompts
+        self._progress = progress
+        self._encode = msgspec.json.Encoder().encode
+        self._running = 0
+
+    async def run(self, shape: Shape, amount: Amount, seed: int = 0) -> list[Record]:
+        """One record for each request sent, in the order they were due."""
+        records: list[Record] = []
+        watch = asyncio.create_task(self._watch(shape, records))
+        try:
+            if shape.streams:
+                await self._closed(shape.streams, amount, records)
+            else:
+                await self._open(shape, amount, seed, records)
+        finally:
+            watch.cancel()
+        return records
+
+    async def _closed(self, streams: int, amount: Amount, records: list[Record]) -> None:
+        count = itertools.count()
+        start = time.perf_counter()
+
+        async def client() -> None:
+            connection = self._connection()
+            while self._more(amount, next(count), time.perf_counter() - start):
+                body = self._body()
+                record = Record(due=time.perf_counter())
+                records.append(record)
+                await self._send(connection, body, record)
+            connection.close()
+
+        await asyncio.gather(*(client() for _ in range(streams)))
+
+    async def _open(self, shape: Shape, amount: Amount, seed: int, records: list[Record]) -> None:
+        idle: list[Connection] = []
+        start = time.perf_counter()
+
+        async def one(record: Record, body: bytes) -> None:
+            connection = idle.pop() if idle else self._connection()
+            await self._send(connection, body, record)
+            idle.append(connection)
+
+        async with asyncio.TaskGroup() as group:
+            for number, offset in enumerate(arrivals(shape.rate, shape.burstiness, seed)):
+                if not self._more(amount, number, offset):
+                    break
+                body = self._body()
+                await asyncio.sleep(max(0.0, start + offset - time.perf_counter()))
+                record = Record(due=start + offset)
+                records.append(record)
+                group.create_task(one(record, body))
+        for connection in idle:
+            connection.close()
+
+    @staticmethod
+    def _more(amount: Amount, sent: int, seconds: float) -> bool:
+        return (not amount.requests or sent < amount.requests) and (not amount.seconds or seconds < amount.seconds)
+
+    def _connection(self) -> Connection:
+        return Connection(self._target.origin, self._target.headers)
+
+    def _body(self) -> bytes:
+        return self._encode(self._target.api.body(next(self._prompts), self._ask))
+
+    async def _send(self, connection: Connection, body: bytes, record: Record) -> None:
+        reader = _Reader(self._target.api, record)
+        self._running += 1
+        record.sent = time.perf_counter()
+        try:
+            async with asyncio.timeout(self._target.timeout):
+                status = await connection.exchange("POST", self._target.api.path, body, reader.feed)
+            reader.finish(status)
+        except TimeoutError:
+            record.error = "timeout"
+        except OSError as error:
+            record.error = f"connection: {error}"
+        finally:
+            record.ended = time.perf_counter()
+            self._running -= 1
+
+    async def _watch(self, shape: Shape, records: list[Record]) -> None:
+        while True:
+            await asyncio.sleep(1)
+            tokens = sum(record.tokens for record in records)
+            self._progress(f"{shape.label}: {len(records) - self._running} done, {self._running} running, {tokens} tokens")
+
+
+class _Reader:
+    """Turns a response's bytes into a record's arrivals, tokens and error."""
+
+    __slots__ = ("_api", "_body", "_done", "_events", "_record")
+
+    def __init__(self, api: Api, record: Record) -> None:
+        self._api = api
+        self._record = record
+        self._events = EventParser()
+        self._body = b""
+        self._done = False
+
+    def feed(self, data: bytes) -> None:
+        if not self._api.streamed:
+            self._body += data
+            return
+        now = time.perf_counter()
+        for event in self._events.feed(data):
+            self._take(event, now)
+        if not self._record.arrivals:
+            self._body = (self._body + data)[:4096]
+
+    def _take(self, event: bytes, now: float) -> None:
+        record = self._record
+        try:
+            reading = self._api.read(event)
+        except msgspec.DecodeError as error:
+            record.error = f"unreadable event: {error}"
+            return
+        if reading.tokens:
+            record.arrivals.append(now)
+        record.tokens = reading.total if reading.total is not None else record.tokens + reading.tokens
+        record.error = reading.error or record.error
+        self._done = self._done or reading.done
+
+    def finish(self, status: int) -> None:
+        """The response ended in order; judges it as a whole."""
+        record = self._record
+        if status != 200:
+            text = " ".join(self._body[:120].decode("utf-8", "replace").split())
+            record.error = f"HTTP {status}: {text}"
+        elif not self._api.streamed:
+            self._take(self._body, time.perf_counter())
+        elif not self._done and not record.error:
+            record.error = "the stream ended without its last event"
+
+
+def show_progress() -> Callable[[str], None]:
+    """A line on stderr that writes over itself; silent when stderr is no terminal."""
+    if not sys.stderr.isatty():
+        return lambda line: None
+    return lambda line: print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)

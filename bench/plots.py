@@ -1,0 +1,83 @@
+"""Pictures of results, as PNG files. matplotlib is imported when one is drawn, so that measuring does not need it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from forerun.bench.records import Point, Record
+from forerun.bench.stats import percentile
+
+
+class NoPlots(RuntimeError):
+    """matplotlib is missing; the message names the cure."""
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise NoPlots("plots need matplotlib: pip install 'forerun[plots]', or leave --plot out") from error
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as pyplot
+
+    return pyplot
+
+
+def require() -> None:
+    """Raises NoPlots now, before anything is measured, when no picture could be drawn later."""
+    _pyplot()
+
+
+def _save(pyplot: Any, figure: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def load(points: Sequence[Point], records: Sequence[Sequence[Record]], path: Path, title: str) -> None:
+    """Throughput, time to the first token and total time for each point, and how the gaps between tokens are distributed."""
+    pyplot = _pyplot()
+    figure, axes = pyplot.subplots(2, 2, figsize=(11, 7.5), layout="constrained")
+    (rate, first), (gap, total) = axes
+    labels = [point.label for point in points]
+    places = range(len(points))
+    rate.bar(places, [point.tokens_per_second for point in points], color="#4878a8")
+    rate.set(title="tokens a second", ylabel="tokens/s")
+    for axis, name in ((first, "first_token_ms"), (total, "total_ms")):
+        for statistic, style in (("p50", "o-"), ("p90", "s--"), ("p99", "^:")):
+            axis.plot(places, [getattr(getattr(point, name), statistic) for point in points], style, label=statistic)
+        axis.legend()
+        axis.set(ylabel="ms", ylim=(0, None))
+    first.set_title("time to the first token")
+    total.set_title("total time")
+    for axis in (rate, first, total):
+        axis.set_xticks(list(places), labels)
+    for point, of_point in zip(points, records):
+        _curve(gap, sorted(value * 1000 for record in of_point for value in record.gaps), point.label)
+    gap.set(title="gaps between tokens: share that is shorter", xlabel="ms", ylim=(0, 1))
+    if gap.lines:
+        gap.legend()
+    figure.suptitle(title)
+    _save(pyplot, figure, path)
+
+
+def _curve(axis: Any, ordered: list[float], label: str) -> None:
+    """A cumulative distribution, thinned to 200 points and cut at the 99.5th percentile."""
+    if ordered:
+        shares = [number / 2 for number in range(200)]
+        axis.plot([percentile(ordered, share) for share in shares], [share / 100 for share in shares], label=label)
+
+
+def bars(names: Sequence[str], values: Sequence[float], passed: Sequence[bool], path: Path, title: str) -> None:
+    """Measured over allowed (or needed) for each bar: 1 is the bar itself, passing values lie left of it."""
+    pyplot = _pyplot()
+    figure, axis = pyplot.subplots(figsize=(10, 1.2 + 0.45 * len(names)), layout="constrained")
+    places = range(len(names))
+    axis.barh(places, values, color=["#4a8c5f" if good else "#b8514f" for good in passed])
+    axis.axvline(1, color="black", linewidth=1)
+    axis.set_yticks(list(places), names)
+    axis.invert_yaxis()
+    axis.set(xlabel="cost against the bar (1 = exactly the bar, less is better)", title=title)
+    _save(pyplot, figure, path)
