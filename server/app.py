@@ -1,0 +1,93 @@
+"""The HTTP application: which route leads where, what every request passes, and how it is run.
+
+Owns no state of its own: configuration, router and services are handed in (launch.py makes them), and each handler object holds what it
+needs. The port answers from the first second; whatever cannot be done yet says so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from forerun import __version__
+from forerun.config import Config
+from forerun.server import schema
+from forerun.server.desk import Desk
+from forerun.server.document import Handler, Operation, document, inference
+from forerun.server.edge import Edge
+from forerun.server.health import Health
+from forerun.server.native import Native
+from forerun.server.pages import Pages
+from forerun.server.services import Services
+
+if TYPE_CHECKING:
+    from forerun.router.service import Router
+
+__all__ = ["Services", "build_app", "make_runner"]
+
+KEEP_ALIVE_SECONDS = 75.0
+"""An idle connection is kept for longer than the minute after which the usual proxies drop theirs, so that they never reuse a dead one."""
+FINISH_SECONDS = 2.0
+"""What open connections get to read their last bytes after the router has drained."""
+NOT_SERVED = ("/v1/{rest:.*}", "/chat_tokenize", "/vertex")
+
+
+def build_app(config: Config, router: Router, services: Services) -> web.Application:
+    """The application. `services.tokenizer` may still be None and the router still loading."""
+    edge = Edge(config.serving.cors_allow_origin, config.serving.api_key)
+    app = web.Application(middlewares=[edge.admit], client_max_size=config.limits.payload_limit)
+    app.on_response_prepare.append(edge.sign)
+    pages = Pages(config, router, services.metrics)
+    native = Native(config, Desk(config, router, services))
+    operations = [*_inference(native), *_questions(Health(router, services.metrics.batch), pages)]
+    pages.document = document(operations, title="Forerun", version=__version__, secured=config.serving.api_key is not None)
+    for one in operations:
+        add = app.router.add_post if one.method == "POST" else app.router.add_get
+        add(one.path, one.handler)
+    for path in ("/docs", "/docs/"):
+        app.router.add_get(path, pages.docs)
+    app.router.add_get("/api-doc/openapi.json", pages.openapi)
+    for path in NOT_SERVED:
+        app.router.add_route("*", path, pages.not_served)
+    return app
+
+
+def make_runner(app: web.Application) -> web.AppRunner:
+    """A runner under which a client that leaves cancels its handler at once. Signals stay launch.py's."""
+    return web.AppRunner(
+        app,
+        handler_cancellation=True,
+        handle_signals=False,
+        access_log=None,
+        keepalive_timeout=KEEP_ALIVE_SECONDS,
+        shutdown_timeout=FINISH_SECONDS,
+    )
+
+
+def _inference(native: Native) -> list[Operation]:
+    plain, compat, event = schema.GenerateRequest, schema.CompatGenerateRequest, schema.StreamResponse
+    one, several = schema.GenerateResponse, list[schema.GenerateResponse]
+    return [
+        inference("/", native.compat, "Generate tokens, or a stream of them if `stream`", compat, answer=several, event=event),
+        inference("/generate", native.generate, "Generate tokens", plain, answer=one),
+        inference("/generate_stream", native.generate_stream, "Generate a stream of tokens", plain, event=event),
+        inference("/invocations", native.invocations, "Generate tokens (SageMaker)", compat, answer=several, event=event),
+        inference("/tokenize", native.tokenize, "Tokenize inputs", plain, answer=list[schema.SimpleToken]),
+    ]
+
+
+def _questions(health: Health, pages: Pages) -> list[Operation]:
+    def probe(path: str, handler: Handler, summary: str) -> Operation:
+        return Operation("GET", path, handler, summary, errors={503: "No"}, error=schema.HealthError)
+
+    return [
+        Operation("GET", "/info", pages.info, "Model and limits", answer=schema.Info, errors={503: "The model is loading"}),
+        Operation("GET", "/metrics", pages.metrics, "Prometheus metrics", text="text/plain"),
+        probe("/", health.health, "Can requests be sent?"),
+        probe("/health", health.health, "Can requests be sent?"),
+        probe("/ping", health.health, "Can requests be sent? (SageMaker)"),
+        probe("/health/live", health.live, "Is the process worth keeping?"),
+        probe("/health/ready", health.health, "Should new requests be routed here?"),
+        probe("/health/generate", health.generate, "Does a token come out?"),
+    ]

@@ -1,0 +1,116 @@
+"""The desk between routes and router: takes requests in, and accounts for them when they are done.
+
+Routes decide what to ask and how to answer; the desk knows permits, validation, sequences, the request log and the request metrics.
+Every route that generates goes through it, so that all of them refuse, count and log alike.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from forerun.config import Config
+from forerun.messages import SamplingParams
+from forerun.router.request import Request, Sequence, TokenStream
+from forerun.router.service import Refused
+from forerun.server import errors
+from forerun.server.metrics import RequestMetrics
+from forerun.server.pace import Pace
+from forerun.server.schema import GenerateParameters, GenerateRequest
+from forerun.server.services import Services
+from forerun.server.stops import StopMatcher
+from forerun.server.timing import Timing
+from forerun.server.transcript import Transcript
+from forerun.server.validate import Validator
+
+if TYPE_CHECKING:
+    from forerun.router.queue import Permit
+    from forerun.router.service import Router
+    from forerun.server.text import Tokenizer
+
+_log = structlog.get_logger("forerun.server")
+_DEFAULTS = GenerateParameters()
+
+
+class Desk:
+    def __init__(self, config: Config, router: Router, services: Services) -> None:
+        self._config = config
+        self._router = router
+        self._services = services
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        return self._services.metrics.requests
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises ApiError (429) while it is loading."""
+        tokenizer = self._services.tokenizer
+        if tokenizer is None:
+            raise errors.refused(Refused("Model is loading"))
+        return tokenizer
+
+    def enter(self, permits: int) -> Permit:
+        """Permits for this many sequences. Raises ApiError (429) when there are none, and while nothing can be generated."""
+        self.tokenizer()
+        try:
+            return self._router.enter(permits)
+        except Refused as refusal:
+            raise errors.refused(refusal) from refusal
+
+    async def validate(self, body: GenerateRequest, *, id: str, arrived: float, stream: bool) -> Request:
+        """With a permit in hand: a request that can be served to its end. Raises ApiError (422)."""
+        limits, ready = self._router.limits, self._router.ready
+        assert limits is not None and ready is not None, "a permit means that the worker is ready"
+        self.metrics.size(limits)
+        validator = Validator(self._config.limits, limits, self.tokenizer(), ready.vocab)
+        request = await validator.request(body, id=id, arrived=arrived, stream=stream)
+        self.metrics.admitted(len(request.tokens), request.params.max_new_tokens)
+        return request
+
+    def transcript(self, request: Request, stop: list[str], params: SamplingParams) -> Transcript:
+        tokenizer = self.tokenizer()
+        stops = StopMatcher(stop, keep=True) if stop else None
+        return Transcript(tokenizer, tokenizer.detokenizer(request.tokens), stops, params)
+
+    def pace(self, request: Request) -> Pace:
+        return Pace(self.metrics, request.arrived)
+
+    def submit(self, request: Request, stream: TokenStream, params: SamplingParams | None = None) -> Sequence:
+        try:
+            return self._router.submit(request, stream, params)
+        except Refused as refusal:
+            raise errors.refused(refusal) from refusal
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Whatever became of it; its place is free afterwards."""
+        self._router.cancel(sequence)
+
+    def record(self, sequence: Sequence, parameters: GenerateParameters, transcript: Transcript) -> Timing:
+        """A sequence was answered in full: count it and log it, as TGI does."""
+        request, generated = sequence.request, transcript.generated
+        timing = Timing.between(request.arrived, sequence.queued_at, sequence.started_at, time.monotonic())
+        self.metrics.succeeded(timing, generated)
+        _log.info(
+            "Success",
+            request_id=request.id,
+            parameters=_given(parameters),
+            **timing.facts(generated),
+            seed=sequence.params.seed if sequence.params.sample else None,
+            input_tokens=len(request.tokens),
+            generated_tokens=generated,
+            finish_reason=transcript.finish,
+        )
+        return timing
+
+    def compute_type(self) -> str:
+        """Value of the `x-compute-type` header: the operator's word, else the device."""
+        ready = self._router.ready
+        return self._config.serving.compute_type or (ready.device if ready else "unknown")
+
+
+def _given(parameters: GenerateParameters) -> dict[str, object]:
+    """The parameters that differ from their defaults."""
+    values = {name: getattr(parameters, name) for name in parameters.__struct_fields__}
+    return {name: value for name, value in values.items() if value != getattr(_DEFAULTS, name)}

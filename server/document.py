@@ -1,0 +1,93 @@
+"""The OpenAPI document, made from the table of routes and the structs of their bodies: it cannot say anything else than the code."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from forerun.server.schema import ErrorResponse
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_REF = "#/components/schemas/{name}"
+_EVENT_STREAM = "text/event-stream"
+_GENERATION_ERRORS = {
+    400: "The body is not JSON",
+    401: "The API key is missing or wrong",
+    413: "The body is too large",
+    415: "The body is not declared as JSON",
+    422: "Input validation error",
+    424: "Generation error",
+    429: "Model is overloaded; `Retry-After` says for how long to stay away",
+    500: "Incomplete generation",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Operation:
+    """One route. `answer`: type of the JSON answer (None: empty or text); `event`: type of each server-sent event."""
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    body: type | None = None
+    answer: Any = None
+    event: type | None = None
+    text: str = ""
+    """media type of an answer that is not JSON"""
+    errors: dict[int, str] = dataclasses.field(default_factory=dict)
+    error: type = ErrorResponse
+
+
+def inference(path: str, handler: Handler, summary: str, body: type, *, answer: Any = None, event: type | None = None) -> Operation:
+    """A route that generates: a POST under the API key, with the errors they all have."""
+    return Operation("POST", path, handler, summary, body, answer, event, errors=_GENERATION_ERRORS)
+
+
+def document(operations: Sequence[Operation], *, title: str, version: str, secured: bool) -> bytes:
+    """The document as JSON. `secured`: an API key is asked for on every POST."""
+    kinds = {kind: None for one in operations for kind in (one.body, one.answer, one.event, one.error) if kind is not None}
+    schemas, components = msgspec.json.schema_components(list(kinds), ref_template=_REF)
+    shapes = dict(zip(kinds, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for one in operations:
+        paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, shapes, secured)
+    made: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": title, "version": version, "license": {"name": "Apache 2.0", "identifier": "Apache-2.0"}},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+    if secured:
+        made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    return msgspec.json.encode(made)
+
+
+def _operation(one: Operation, shapes: dict[Any, Any], secured: bool) -> dict[str, Any]:
+    good = {
+        media: {"schema": shape}
+        for media, shape in (
+            ("application/json", shapes.get(one.answer)),
+            (_EVENT_STREAM, shapes.get(one.event)),
+            (one.text, {"type": "string"} if one.text else None),
+        )
+        if shape
+    }
+    bad = {"application/json": {"schema": shapes[one.error]}}
+    made: dict[str, Any] = {
+        "summary": one.summary,
+        "operationId": one.handler.__name__,
+        "responses": {
+            "200": {"description": "OK", **({"content": good} if good else {})},
+            **{str(status): {"description": words, "content": bad} for status, words in one.errors.items()},
+        },
+    }
+    if one.body is not None:
+        made["requestBody"] = {"required": True, "content": {"application/json": {"schema": shapes[one.body]}}}
+    if secured and one.method == "POST":
+        made["security"] = [{"key": []}]
+    return made

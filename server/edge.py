@@ -1,0 +1,82 @@
+"""What every request passes on its way in and out: its name, CORS, the API key, and errors as JSON.
+
+One middleware and one signal. Knows no route: the key guards every POST, because here whatever generates is a POST and nothing else is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable
+
+import structlog
+from aiohttp import web
+
+from forerun.server import errors, identity
+from forerun.server.errors import ApiError
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_log = structlog.get_logger("forerun.server")
+_VARY = "origin, access-control-request-method, access-control-request-headers"
+
+
+class Edge:
+    """`origins`: who may call from a browser; empty = everybody. `api_key`: None = no key is asked for."""
+
+    def __init__(self, origins: tuple[str, ...], api_key: str | None) -> None:
+        self._origins = frozenset(origins)
+        self._expected = None if api_key is None else f"Bearer {api_key}".encode()
+
+    @web.middleware
+    async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        identity.name(request)
+        if request.method == "OPTIONS":
+            return self._preflight(request)
+        try:
+            if request.method == "POST":
+                self._check_key(request)
+            return await handler(request)
+        except ApiError as error:
+            return _answer(error)
+        except web.HTTPException as error:
+            return _answer(_translated(request, error))
+        except (asyncio.CancelledError, ConnectionError):
+            raise
+        except Exception:
+            _log.exception("Internal error", request_id=request[identity.REQUEST_ID], path=request.path)
+            return _answer(ApiError(500, "Internal server error; the server's log tells more", "internal"))
+
+    async def sign(self, http: web.Request, response: web.StreamResponse) -> None:
+        """Signal before the headers go out."""
+        headers = response.headers
+        headers["vary"] = _VARY
+        if not self._origins:
+            headers["access-control-allow-origin"] = "*"
+        elif (origin := http.headers.get("origin")) in self._origins:
+            headers["access-control-allow-origin"] = origin
+        headers["access-control-expose-headers"] = "*"
+        headers[identity.HEADER] = http.get(identity.REQUEST_ID, "")
+        headers.popall("Server", None)
+
+    def _check_key(self, http: web.Request) -> None:
+        if self._expected is not None:
+            given = http.headers.get("authorization", "").encode("utf-8", "surrogateescape")
+            if not hmac.compare_digest(given, self._expected):
+                raise errors.unauthorized()
+
+    def _preflight(self, http: web.Request) -> web.Response:
+        """Any header may be sent: clients add their own (x-stainless-…), and a key in a header is not sent by browsers on their own."""
+        wanted = http.headers.get("access-control-request-headers", "authorization, content-type")
+        return web.Response(headers={"access-control-allow-methods": "GET,POST", "access-control-allow-headers": wanted})
+
+
+def _answer(error: ApiError) -> web.Response:
+    return web.Response(status=error.status, body=error.body(), content_type="application/json", headers=error.headers)
+
+
+def _translated(http: web.Request, error: web.HTTPException) -> ApiError:
+    if error.status == 404:
+        return errors.missing(f"There is no {http.path}; see /docs")
+    headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
+    message = f"{http.method} is not allowed on {http.path}" if error.status == 405 else error.reason
+    return ApiError(error.status, message, "method_not_allowed" if error.status == 405 else "request", headers=headers)

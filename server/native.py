@@ -1,0 +1,184 @@
+"""TGI's own routes: `POST /`, `/generate`, `/generate_stream`, `/invocations`, `/tokenize`.
+
+The order of what happens to a request is TGI's: body, checks of the route, permit, parameters, tokenizer, queue. Handlers only arrange it.
+A client that leaves cancels its handler at any of the awaits; what was taken by then is given back on the way out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from aiohttp import HttpVersion11, web
+
+from forerun.router import request as asked
+from forerun.server import answer, errors
+from forerun.server.answer import Collector, Form
+from forerun.server.body import decode, read, read_bytes
+from forerun.server.desk import Desk
+from forerun.server.events import KEEP_ALIVE_SECONDS, EventStream
+from forerun.server.identity import REQUEST_ID
+from forerun.server.schema import CompatGenerateRequest, GenerateParameters, GenerateRequest
+from forerun.server.transcript import prefill
+from forerun.server.validate import check_route, derived_seed, parameters_of, sequences
+
+if TYPE_CHECKING:
+    from forerun.config import Config
+
+_generate = msgspec.json.Decoder(GenerateRequest)
+_compat = msgspec.json.Decoder(CompatGenerateRequest)
+_encode = msgspec.json.Encoder().encode
+_STREAM_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+class _Shape(msgspec.Struct):
+    """Which kind of body `/invocations` got."""
+
+    inputs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    prompt: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_shape = msgspec.json.Decoder(_Shape)
+
+
+class Native:
+    def __init__(self, config: Config, desk: Desk) -> None:
+        self._config = config
+        self._desk = desk
+
+    async def compat(self, http: web.Request) -> web.StreamResponse:
+        """`POST /`: an array of one answer, or a stream; the prompt is repeated unless the client says otherwise."""
+        return await self._either(http, await read(http, _compat))
+
+    async def invocations(self, http: web.Request) -> web.StreamResponse:
+        """SageMaker's route: the shape of the body decides; native bodies are answered as on `/`."""
+        raw = await read_bytes(http)
+        shape = decode(raw, _shape)
+        if not shape.inputs and (shape.messages or shape.prompt):
+            raise errors.missing("Chat and completion bodies are not served by this version; send `inputs`")
+        return await self._either(http, decode(raw, _compat))
+
+    async def generate(self, http: web.Request) -> web.StreamResponse:
+        return await self._whole(http, await read(http, _generate))
+
+    async def generate_stream(self, http: web.Request) -> web.StreamResponse:
+        return await self._stream(http, await read(http, _generate))
+
+    async def tokenize(self, http: web.Request) -> web.Response:
+        """Ids, texts and byte offsets of the prompt's tokens; nothing is validated and no permit is taken, as in TGI."""
+        body = await read(http, _generate)
+        return _json(await self._desk.tokenizer().encode_offsets(body.inputs))
+
+    async def _either(self, http: web.Request, body: CompatGenerateRequest) -> web.StreamResponse:
+        # TGI asks the hub for the model's pipeline tag here; for a local model, and for any that generates text, it comes to true.
+        if body.stream:
+            return await self._stream(http, body, full_text=True)
+        return await self._whole(http, body, full_text=True, listed=True)
+
+    async def _whole(
+        self, http: web.Request, body: GenerateRequest, *, full_text: bool = False, listed: bool = False
+    ) -> web.StreamResponse:
+        arrived, parameters = time.monotonic(), parameters_of(body)
+        with self._desk.metrics.counted():
+            check_route(parameters, self._config.limits, stream=False)
+            with self._desk.enter(sequences(parameters)):
+                request = await self._desk.validate(body, id=http[REQUEST_ID], arrived=arrived, stream=False)
+                return await self._collect(request, body, full_text, listed)
+
+    async def _collect(self, request: asked.Request, body: GenerateRequest, full_text: bool, listed: bool) -> web.Response:
+        parameters = parameters_of(body)
+        form = _form(body, request, full_text)
+        collectors = [self._collector(request, parameters, form, index) for index in range(sequences(parameters))]
+        with self._submitted(request, collectors) as running:
+            await asyncio.gather(*(collector.done for collector in collectors))
+        chosen = answer.best(collectors) if len(collectors) > 1 else 0
+        winner = collectors[chosen].transcript
+        known = prefill(self._desk.tokenizer(), request.tokens, winner.prompt_logprobs) if parameters.decoder_input_details else []
+        response = answer.response(collectors, chosen, form, known)
+        timing = self._desk.record(running[chosen], parameters, winner)
+        headers = {
+            "x-compute-type": self._desk.compute_type(),
+            "x-compute-characters": str(len(body.inputs)),
+            **timing.headers(winner.generated),
+            "x-prompt-tokens": str(len(request.tokens)),
+            "x-generated-tokens": str(winner.generated),
+        }
+        return _json([response] if listed else response, headers)
+
+    def _collector(self, request: asked.Request, parameters: GenerateParameters, form: Form, index: int) -> Collector:
+        params = request.params
+        if index:
+            params = msgspec.structs.replace(params, seed=derived_seed(params.seed, index), prompt_logprobs=False)
+        transcript = self._desk.transcript(request, parameters.stop, params)
+        return Collector(transcript, self._desk.pace(request), params, keep=form.details)
+
+    @contextlib.contextmanager
+    def _submitted(self, request: asked.Request, collectors: Sequence[Collector]) -> Iterator[list[asked.Sequence]]:
+        """The sequences of a request; however this ends, none of them runs on."""
+        running: list[asked.Sequence] = []
+        try:
+            for collector in collectors:  # one by one, so that a refusal finds those before it in the list
+                running.append(self._desk.submit(request, collector, collector.params))  # noqa: PERF401
+            yield running
+        finally:
+            for sequence in running:
+                self._desk.cancel(sequence)
+
+    async def _stream(self, http: web.Request, body: GenerateRequest, *, full_text: bool = False) -> web.StreamResponse:
+        arrived, parameters = time.monotonic(), parameters_of(body)
+        with self._desk.metrics.counted():
+            check_route(parameters, self._config.limits, stream=True)
+            with self._desk.enter(1):
+                request = await self._desk.validate(body, id=http[REQUEST_ID], arrived=arrived, stream=True)
+                response = await self._send(http, request, body, _form(body, request, full_text))
+            # The rest is waiting for the client to read; that takes nobody's place.
+            await response.write_eof()
+            return response
+
+    async def _send(self, http: web.Request, request: asked.Request, body: GenerateRequest, form: Form) -> web.StreamResponse:
+        parameters = parameters_of(body)
+        chunked = http.version >= HttpVersion11
+        transcript = self._desk.transcript(request, parameters.stop, request.params)
+        stream = EventStream(transcript, self._desk.pace(request), request.params, form, chunked=chunked)
+        sequence = self._desk.submit(request, stream)
+        try:
+            await asyncio.wait((stream.first,), timeout=KEEP_ALIVE_SECONDS)
+            if stream.failure and stream.silent:
+                raise stream.failure
+            response = await self._open(http, stream, len(body.inputs), chunked)
+            await stream.done
+        finally:
+            stream.close()
+            self._desk.cancel(sequence)
+        if stream.failure:
+            self._desk.metrics.failed(stream.failure.label)
+        else:
+            self._desk.record(sequence, parameters, transcript)
+        return response
+
+    async def _open(self, http: web.Request, stream: EventStream, characters: int, chunked: bool) -> web.StreamResponse:
+        headers = {**_STREAM_HEADERS, "x-compute-type": self._desk.compute_type(), "x-compute-characters": str(characters)}
+        response = web.StreamResponse(headers=headers)
+        if chunked:
+            response.enable_chunked_encoding()
+        await response.prepare(http)
+        if http.transport is None:
+            raise ConnectionResetError("the client left")
+        stream.open(http.transport)
+        return response
+
+
+def _form(body: GenerateRequest, request: asked.Request, full_text: bool) -> Form:
+    parameters = parameters_of(body)
+    repeat = full_text if parameters.return_full_text is None else parameters.return_full_text
+    details = parameters.details or parameters.decoder_input_details
+    return Form(prefix=body.inputs if repeat else "", details=details, input_length=len(request.tokens))
+
+
+def _json(value: Any, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(body=_encode(value), content_type="application/json", headers=headers)

@@ -1,0 +1,19 @@
+"""What the server has besides its configuration and the router; filled while it starts."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from forerun.server.metrics import Metrics
+
+if TYPE_CHECKING:
+    from forerun.server.text import Tokenizer
+
+
+@dataclasses.dataclass(slots=True)
+class Services:
+    metrics: Metrics = dataclasses.field(default_factory=Metrics)
+    """`metrics.batch` is the router's Observer"""
+    tokenizer: Tokenizer | None = None
+    """None until it is loaded; inference is refused as long"""

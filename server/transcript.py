@@ -1,0 +1,125 @@
+"""What one sequence has said so far: tokens become text, stop strings cut it, and the end is recognised.
+
+Used alike by a stream of events and by a collected answer, so that both always say the same. Knows no socket and no JSON layout beyond
+the token structs. Invariants: the pieces of the tokens that are not special, put together, are `text()`; nothing comes after `finish`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from forerun.messages import SamplingParams
+from forerun.router.request import Run
+from forerun.server.schema import FinishReason, PrefillToken, Speculation, Token
+
+_single = struct.Struct("<f")
+
+
+class Detokenizer(Protocol):
+    def push(self, token_id: int) -> str:
+        """The text this id adds; empty while a character is incomplete."""
+        ...
+
+    def flush(self) -> str:
+        """What an incomplete character comes to."""
+        ...
+
+
+class StopMatcher(Protocol):
+    def push(self, text: str) -> tuple[str, bool]:
+        """The part of the text that may be shown, and whether a stop string ended in it."""
+        ...
+
+
+class Vocabulary(Protocol):
+    """What a transcript needs of a tokenizer."""
+
+    def is_special(self, token_id: int) -> bool: ...
+    def token_text(self, token_id: int) -> str: ...
+
+
+class Piece(NamedTuple):
+    """One token as it is shown, and the alternatives at its place (empty when none were asked for)."""
+
+    token: Token
+    top: list[Token]
+
+
+class Transcript:
+    """One sequence. `params` tell when a token ends it, by the rules the worker follows too; `stops` is None when there are none."""
+
+    def __init__(self, vocabulary: Vocabulary, detokenizer: Detokenizer, stops: StopMatcher | None, params: SamplingParams) -> None:
+        self._vocabulary = vocabulary
+        self._detokenizer = detokenizer
+        self._stops = stops
+        self._stop_ids = params.stop_ids
+        self._max_new_tokens = params.max_new_tokens
+        self._pieces: list[str] = []
+        self.generated = 0
+        self.prompt_logprobs: list[float] = []
+        self.finish: FinishReason | None = None
+        self.drafted = self.accepted = self.steps = 0
+
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    def extend(self, run: Run) -> list[Piece]:
+        """The run's tokens up to the one that ends the sequence; what was committed behind it is dropped."""
+        self.prompt_logprobs += run.prompt_logprobs
+        if run.tokens:
+            self.steps += 1
+            self.drafted += run.drafted
+            self.accepted += run.accepted
+        said: list[Piece] = []
+        logprobs, top = run.logprobs, run.top
+        for index, id in enumerate(run.tokens):
+            if self.finish:
+                break
+            token = self._push(id, shortest(logprobs[index]) if logprobs else None)
+            said.append(Piece(token, [self._alternative(*other) for other in top[index]] if top else []))
+        return said
+
+    def speculation(self) -> Speculation:
+        return Speculation(self.drafted, self.accepted, self.steps)
+
+    def _push(self, id: int, logprob: float | None) -> Token:
+        special = self._vocabulary.is_special(id)
+        text = self._detokenizer.push(id)
+        shown = self._vocabulary.token_text(id) if special else text
+        stopped = False
+        if self._stops is not None:
+            shown, stopped = self._stops.push(shown)
+        self.generated += 1
+        # TGI's order: the limit, then the end of sequence, then the stop strings.
+        if self.generated >= self._max_new_tokens:
+            self.finish = "length"
+        elif id in self._stop_ids:
+            self.finish = "eos_token"
+        elif stopped:
+            self.finish = "stop_sequence"
+        if not special:
+            # An incomplete character at the end is part of the text, unless a special token follows and nobody could be shown it.
+            if self.finish and not stopped:
+                shown += self._detokenizer.flush()
+            self._pieces.append(shown)
+        return Token(id, shown, logprob, special)
+
+    def _alternative(self, id: int, logprob: float) -> Token:
+        return Token(id, self._vocabulary.token_text(id), shortest(logprob), self._vocabulary.is_special(id))
+
+
+def prefill(vocabulary: Vocabulary, tokens: Sequence[int], logprobs: Sequence[float]) -> list[PrefillToken]:
+    """The prompt's tokens; the first has no log-probability, nothing comes before it."""
+    known: list[float | None] = [None, *map(shortest, logprobs)]
+    return [PrefillToken(id, vocabulary.token_text(id), logprob) for id, logprob in zip(tokens, known, strict=True)]
+
+
+def shortest(value: float) -> float:
+    """The double whose shortest decimal is that of the 32-bit float `value` (so JSON says -0.1, not -0.10000000149011612)."""
+    for form in (".7g", ".8g"):
+        short = float(format(value, form))
+        if _single.unpack(_single.pack(short))[0] == value:
+            return short
+    return float(format(value, ".9g"))
