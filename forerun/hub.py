@@ -1,0 +1,45 @@
+"""Where a model's files are: in a folder, a GGUF file, a folder of the hub cache, or the cache under a hub id. Never uses the network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class ModelNotFound(Exception):
+    """The message says what was looked for and what to give instead."""
+
+
+def locate(model_id: str, revision: str | None = None, hub_cache: str | None = None) -> Path:
+    """The folder (or GGUF file) of `model_id`. Raises ModelNotFound."""
+    path = Path(model_id).expanduser()
+    if path.is_dir():
+        return _snapshot(path, revision) if (path / "snapshots").is_dir() else path
+    if path.is_file():
+        if path.suffix == ".gguf":
+            return path
+        raise ModelNotFound(f"{path} is a file: give the folder that holds it, or a .gguf file")
+    if model_id.startswith(("/", "./", "../", "~")) or model_id.count("/") > 1:
+        raise ModelNotFound(f"no folder {model_id}")
+    folder = Path(hub_cache or ".").expanduser() / ("models--" + model_id.replace("/", "--"))
+    if hub_cache and (folder / "snapshots").is_dir():
+        return _snapshot(folder, revision)
+    raise ModelNotFound(
+        f"no model {model_id}: it is not a folder, and the hub cache {hub_cache or '(none)'} does not hold it. "
+        f"Give a model folder, or fetch it first with `hf download {model_id}`"
+    )
+
+
+def _snapshot(folder: Path, revision: str | None) -> Path:
+    """A cached repository holds refs/<branch> = commit and snapshots/<commit>/ = that commit's files."""
+    name = revision or "main"
+    reference = folder / "refs" / name
+    commit = reference.read_text().strip() if reference.is_file() else name
+    there = sorted(path.name for path in (folder / "snapshots").iterdir() if path.is_dir())
+    if commit in there:
+        return folder / "snapshots" / commit
+    matches = [found for found in there if found.startswith(commit)] if revision else there
+    if len(matches) == 1:
+        return folder / "snapshots" / matches[0]
+    raise ModelNotFound(
+        f"{folder} does not hold one snapshot of revision {name}; it holds {', '.join(there) or 'none'}. Give one of them as --revision"
+    )

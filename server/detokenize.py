@@ -1,0 +1,268 @@
+"""Token ids to text, one at a time. Owns the increments: each is whole characters, and together they are what the tokenizer's own decode
+gives for all ids at once (special tokens skipped). Knows neither requests nor stop strings.
+
+Three ways, chosen once from the tokenizer's decoder:
+
+    bytes    byte-level BPE: a token is bytes. An increment is what those bytes complete.
+    local    Metaspace, WordPiece, byte fallback, none: behind the first visible text, what a token adds depends on nothing before it.
+             Two exceptions: the beginning (a leading space is stripped) is decoded whole until it shows text; a run of byte tokens
+             (<0xE2><0x82><0xAC>) is text only as a whole, since one bad byte spoils all of it, so it leaves when the run ends.
+    window   anything else: decode a window twice and take what is new.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from codecs import utf_8_decode
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import tokenizers
+
+
+class Detokenizer(Protocol):
+    """One sequence's text. Not reusable after `flush`."""
+
+    def push(self, token_id: int) -> str:
+        """The text this token completes; "" while a character is incomplete."""
+        ...
+
+    def flush(self) -> str:
+        """The rest, once no more tokens come: an incomplete character is what decode makes of it (U+FFFD)."""
+        ...
+
+
+class Vocabulary(Protocol):
+    """Makes the detokenizers of one tokenizer and keeps what they share."""
+
+    def detokenizer(self, context: Sequence[int]) -> Detokenizer: ...
+
+
+def vocabulary(tokenizer: tokenizers.Tokenizer, special: frozenset[int]) -> Vocabulary:
+    """The cheapest way that is exact for this tokenizer's decoder."""
+    steps = _steps(tokenizer)
+    if [step["type"] for step in steps] == ["ByteLevel"]:
+        return ByteVocabulary(tokenizer, special)
+    if _is_local(steps):
+        anchor = _anchor(tokenizer, special)
+        if anchor is not None:
+            return LocalVocabulary(tokenizer, anchor, any(step["type"] == "ByteFallback" for step in steps))
+    return WindowVocabulary(tokenizer)
+
+
+def _steps(tokenizer: tokenizers.Tokenizer) -> list[dict[str, Any]]:
+    """The decoder as a flat list of its steps."""
+    if tokenizer.decoder is None:
+        return []
+
+    def flat(step: dict[str, Any]) -> list[dict[str, Any]]:
+        return [part for inner in step["decoders"] for part in flat(inner)] if step["type"] == "Sequence" else [step]
+
+    return flat(json.loads(tokenizer.decoder.__getstate__()))
+
+
+def _is_local(steps: Iterable[dict[str, Any]]) -> bool:
+    """Before Fuse every step sees one token at a time; behind it, the whole text."""
+    fused = False
+    for step in steps:
+        kind = step["type"]
+        if kind == "Fuse":
+            fused = True
+        elif not fused:
+            if kind not in ("Replace", "Strip", "Metaspace", "WordPiece", "ByteFallback"):
+                return False
+        elif kind == "Replace":
+            if len(step["pattern"].get("String", "")) != 1:
+                return False
+        elif kind != "Strip" or step["stop"]:
+            return False
+    return True
+
+
+def _anchor(tokenizer: tokenizers.Tokenizer, special: frozenset[int]) -> int | None:
+    """A token with visible text to stand before others, so that they are not the beginning."""
+    ids = (i for i in range(tokenizer.get_vocab_size(with_added_tokens=False)) if i not in special)
+    return next((i for i in ids if not _is_byte(tokenizer, i) and tokenizer.decode([i]).isalnum()), None)
+
+
+def _is_byte(tokenizer: tokenizers.Tokenizer, token_id: int) -> bool:
+    return re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", tokenizer.id_to_token(token_id) or "") is not None
+
+
+def _byte_of_char() -> dict[str, int]:
+    """GPT-2's alphabet: printable bytes stand for themselves, the others for the characters from U+0100 on, in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+class _Bytes(dict[int, bytes]):
+    """Token id → its bytes, filled as tokens come up (a full table of a large vocabulary costs more than all texts ever need)."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, special: frozenset[int]) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        self._special = special
+        self._alphabet = _byte_of_char()
+
+    def __missing__(self, token_id: int) -> bytes:
+        token = None if token_id in self._special else self._tokenizer.id_to_token(token_id)
+        try:
+            found = bytes([self._alphabet[char] for char in token or ""])
+        except KeyError:
+            found = (token or "").encode()
+        self[token_id] = found
+        return found
+
+
+class _Texts(dict[int, str | None]):
+    """Token id → its text if its bytes are whole characters, else None."""
+
+    def __init__(self, data: _Bytes) -> None:
+        super().__init__()
+        self._data = data
+
+    def __missing__(self, token_id: int) -> str | None:
+        try:
+            found = self._data[token_id].decode()
+        except UnicodeDecodeError:
+            found = None
+        self[token_id] = found
+        return found
+
+
+class ByteVocabulary:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, special: frozenset[int]) -> None:
+        self._bytes = _Bytes(tokenizer, special)
+        self._texts = _Texts(self._bytes)
+
+    def detokenizer(self, context: Sequence[int]) -> Detokenizer:
+        """A prompt ends with a whole character, so the context does not matter."""
+        return ByteDetokenizer(self._bytes, self._texts)
+
+
+class ByteDetokenizer:
+    __slots__ = ("_bytes", "_pending", "_texts")
+
+    def __init__(self, data: dict[int, bytes], texts: dict[int, str | None]) -> None:
+        self._bytes = data
+        self._texts = texts
+        self._pending = b""
+        """the beginning of a character"""
+
+    def push(self, token_id: int) -> str:
+        if not self._pending:
+            whole = self._texts[token_id]
+            if whole is not None:
+                return whole
+        data = self._pending + self._bytes[token_id]
+        text, used = utf_8_decode(data, "replace", False)
+        self._pending = data[used:]
+        return text
+
+    def flush(self) -> str:
+        text = self._pending.decode(errors="replace")
+        self._pending = b""
+        return text
+
+
+class LocalVocabulary(dict[int, str | None]):
+    """Token id → the text it adds behind other text; None for a byte token. Filled as tokens come up."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, anchor: int, byte_fallback: bool) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        self._anchor = anchor
+        self._skip = len(tokenizer.decode([anchor]))
+        self._byte_fallback = byte_fallback
+
+    def __missing__(self, token_id: int) -> str | None:
+        found = None if self._byte_fallback and _is_byte(self._tokenizer, token_id) else self.inner([token_id])
+        self[token_id] = found
+        return found
+
+    def inner(self, ids: Sequence[int]) -> str:
+        """What these tokens add behind other text."""
+        return self._tokenizer.decode([self._anchor, *ids])[self._skip :]
+
+    def outer(self, ids: Sequence[int]) -> str:
+        """What these tokens are at the beginning."""
+        return self._tokenizer.decode(ids)
+
+    def detokenizer(self, context: Sequence[int]) -> Detokenizer:
+        shown = self.outer(context[-16:]) or self.outer(context)
+        return LocalDetokenizer(self, None if shown else list(context))
+
+
+class LocalDetokenizer:
+    __slots__ = ("_beginning", "_run", "_vocabulary")
+
+    def __init__(self, vocabulary: LocalVocabulary, beginning: list[int] | None) -> None:
+        self._vocabulary = vocabulary
+        self._beginning = beginning
+        """all ids while they show no text yet, then None"""
+        self._run: list[int] = []
+        """byte tokens whose run has not ended"""
+
+    def push(self, token_id: int) -> str:
+        text = self._vocabulary[token_id]
+        if text is None or (self._run and not text):
+            # Behind a byte token, one without text may end the run (or be skipped and not): decode decides when text comes.
+            self._run.append(token_id)
+            return ""
+        if self._run or self._beginning is not None:
+            return self._settle([token_id])
+        return text
+
+    def flush(self) -> str:
+        return self._settle([])
+
+    def _settle(self, ids: list[int]) -> str:
+        ids = self._run + ids
+        self._run = []
+        if self._beginning is None:
+            return self._vocabulary.inner(ids)
+        self._beginning += ids
+        text = self._vocabulary.outer(self._beginning)
+        if text:
+            self._beginning = None
+        return text
+
+
+class WindowVocabulary:
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def detokenizer(self, context: Sequence[int]) -> Detokenizer:
+        return WindowDetokenizer(self._tokenizer, list(context[-_KEPT:]))
+
+
+_KEPT = 16
+"""tokens a window keeps of what is already out"""
+_WINDOW = 64
+
+
+class WindowDetokenizer:
+    __slots__ = ("_ids", "_sent", "_tokenizer")
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, context: list[int]) -> None:
+        self._tokenizer = tokenizer
+        self._ids = context
+        self._sent = tokenizer.decode(context)
+        """the text of the window that is out; the window's text begins with it, or what is new waits"""
+
+    def push(self, token_id: int) -> str:
+        self._ids.append(token_id)
+        text = self._tokenizer.decode(self._ids)
+        if text.endswith("\ufffd") or not text.startswith(self._sent):
+            return ""
+        new = text[len(self._sent) :]
+        self._sent = text
+        if len(self._ids) > _WINDOW:
+            self._ids = self._ids[-_KEPT:]
+            self._sent = self._tokenizer.decode(self._ids)
+        return new
+
+    def flush(self) -> str:
+        return self._tokenizer.decode(self._ids)[len(self._sent) :]

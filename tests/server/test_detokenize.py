@@ -1,0 +1,137 @@
+"""Increments are whole characters and together equal the tokenizer's own decode, whatever the ids."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forerun.server.text import Tokenizer
+from tests.server import tiny
+
+TOKENIZERS = {name: Tokenizer(make()) for name, make in tiny.EXACT.items()}
+LOCAL = [name for name in TOKENIZERS if name not in ("byte_level", "suffix", "repeats")]
+PROMPTS = ["hello the", "the", "한글 hello", "a"]
+
+
+def ids_of(name: str) -> st.SearchStrategy[list[int]]:
+    size = TOKENIZERS[name].vocab_size
+    return st.lists(st.one_of(st.integers(0, size - 1), st.integers(size - 6, size + 3), st.integers(0, min(size, 260) - 1)), max_size=40)
+
+
+def pieces_of(tokenizer: Tokenizer, context: list[int], ids: list[int]) -> list[str]:
+    detokenizer = tokenizer.detokenizer(context)
+    return [*[detokenizer.push(token_id) for token_id in ids], detokenizer.flush()]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_pieces_equal_one_decode(name: str, data: st.DataObject) -> None:
+    tokenizer, ids = TOKENIZERS[name], data.draw(ids_of(name))
+    assert "".join(pieces_of(tokenizer, [], ids)) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(seed=st.randoms(use_true_random=False))
+@settings(max_examples=15, deadline=None)
+def test_long_answers_too(name: str, seed: random.Random) -> None:
+    tokenizer = TOKENIZERS[name]
+    ids = [seed.randrange(tokenizer.vocab_size) for _ in range(400)]
+    assert "".join(pieces_of(tokenizer, [], ids)) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(data=st.data())
+@settings(max_examples=80, deadline=None)
+def test_pieces_continue_their_context(name: str, data: st.DataObject) -> None:
+    """Behind a prompt the text is what decode adds to the prompt's (A06, A07: a leading space is kept)."""
+    tokenizer, ids = TOKENIZERS[name], data.draw(ids_of(name))
+    context = TOKENIZERS[name]._rust.encode(data.draw(st.sampled_from(PROMPTS))).ids
+    whole, before = tokenizer.decode(context + ids), tokenizer.decode(context)
+    if whole.startswith(before):
+        assert "".join(pieces_of(tokenizer, context, ids)) == whole[len(before) :]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_context_without_text_is_the_beginning(name: str, data: st.DataObject) -> None:
+    tokenizer, ids = TOKENIZERS[name], data.draw(ids_of(name))
+    bos = tokenizer._rust.token_to_id("<s>")
+    assert "".join(pieces_of(tokenizer, [bos] * data.draw(st.integers(0, 40)), ids)) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("name", ["byte_level", "llama", "gemma"])
+@given(text=st.text(max_size=60))
+@settings(max_examples=100, deadline=None)
+def test_real_text_never_shows_a_replacement_character(name: str, text: str) -> None:
+    """A01: no piece has a U+FFFD that the text lacks, also where a character takes several tokens."""
+    tokenizer = TOKENIZERS[name]
+    ids = tokenizer._rust.encode(text, add_special_tokens=False).ids
+    whole = tokenizer.decode(ids)
+    pieces = pieces_of(tokenizer, [], ids)
+    assert "".join(pieces) == whole
+    if "\ufffd" not in whole:
+        assert not any("\ufffd" in piece for piece in pieces)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=6), max_size=20))
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_in_any_cut(parts: list[bytes]) -> None:
+    """The incremental decoder agrees with the tokenizer's (Rust's) idea of where a broken character ends."""
+    tokenizer = TOKENIZERS["byte_level"]
+    letters = {value: key for key, value in tokenizer._vocabulary._bytes._alphabet.items()}  # type: ignore[attr-defined]
+    ids = [tokenizer._rust.token_to_id(letters[byte]) for part in parts for byte in part]
+    assert "".join(pieces_of(tokenizer, [], ids)) == tokenizer.decode(ids) == b"".join(parts).decode(errors="replace")
+
+
+def test_an_emoji_leaves_when_it_is_whole() -> None:
+    tokenizer = TOKENIZERS["byte_level"]
+    ids = tokenizer._rust.encode("a🧵b").ids
+    pieces = pieces_of(tokenizer, [], ids)
+    assert [piece for piece in pieces if piece] == ["a", "🧵", "b"]
+    assert "".join(pieces_of(tokenizer, [], ids[:3])) == "a\ufffd"
+
+
+def test_a_run_of_byte_tokens_leaves_when_it_ends() -> None:
+    tokenizer = TOKENIZERS["llama"]
+    ids = tokenizer._rust.encode("a🧵b", add_special_tokens=False).ids
+    assert [piece for piece in pieces_of(tokenizer, [], ids) if piece] == ["a", "🧵b"]
+
+
+def test_spaces_of_sentencepiece_are_kept() -> None:
+    """A07: tokens decoded one by one lose their spaces; increments do not."""
+    tokenizer = TOKENIZERS["llama"]
+    prompt = tokenizer._rust.encode("hello").ids
+    the = tokenizer._rust.token_to_id("▁the")
+    assert pieces_of(tokenizer, prompt, [the, the, the]) == [" the", " the", " the", ""]
+    assert pieces_of(tokenizer, [], [the, the]) == ["the", " the", ""]
+
+
+@pytest.mark.parametrize("text", ["see 'more", "is n't", "a .", "a , b", " 's"])
+def test_spaces_before_punctuation_are_kept(text: str) -> None:
+    """A05: no clean-up of English contractions."""
+    for name in ("byte_level", "llama", "gemma"):
+        tokenizer = TOKENIZERS[name]
+        ids = tokenizer._rust.encode(text, add_special_tokens=False).ids
+        whole = "".join(pieces_of(tokenizer, [], ids))
+        assert whole == tokenizer.decode(ids)
+        assert whole.strip() == text.strip()
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_flush_without_tokens_is_empty(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    for context in ([], tokenizer._rust.encode("hello").ids):
+        assert tokenizer.detokenizer(context).flush() == ""
+
+
+def test_each_decoder_gets_its_way() -> None:
+    ways = {name: type(TOKENIZERS[name]._vocabulary).__name__ for name in TOKENIZERS}
+    assert ways.pop("byte_level") == "ByteVocabulary"
+    assert ways.pop("suffix") == ways.pop("repeats") == "WindowVocabulary"
+    assert set(ways.values()) == {"LocalVocabulary"}
+    assert set(ways) == set(LOCAL)
