@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Protocol
 
+import msgspec
+
 from forerun.messages import SamplingParams
 
 
@@ -32,9 +34,9 @@ class Request:
     """most guesses a step; None = the server decides"""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Run:
-    """Tokens that became true together, oldest first. `logprobs` and `top` are parallel to `tokens` or empty."""
+class Run(msgspec.Struct, frozen=True):
+    """Tokens that became true together, oldest first. `logprobs` and `top` are parallel to `tokens` or empty. `tokens` is empty in a
+    run that only brings prompt log-probabilities of a chunk. (A msgspec struct because one is made for every row of every step.)"""
 
     tokens: list[int]
     logprobs: list[float]
@@ -87,6 +89,8 @@ class Sequence:
     prefix_hit_tokens: int = 0
     """prompt tokens found in the prefix cache at its first admission"""
     preemptions: int = 0
+    cancelled: bool = False
+    """nobody wants it any more: its stream must hear nothing"""
 
     @property
     def generated(self) -> int:

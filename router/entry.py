@@ -1,0 +1,77 @@
+"""What the scheduler keeps of one sequence, from `add` to its end: where its tokens stand and what it holds.
+
+    tokens known to the front:   |··········computed··········|···············|          len(sequence.tokens)
+    planned, not yet applied:                                  ├─ step n ─┤├─ step n+1 ─┤
+    prefill:   fed < goal        `fed` counts positions of all plans sent; `goal` what there was to compute when it was admitted
+    decode:    fed = goal        `picks` steps are on the way, which bring between `picks` and `ahead` tokens
+
+Mutated by the scheduler alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from forerun.router.prefix import Node
+from forerun.router.request import Sequence
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Entry:
+    """Invariants: `number` ≥ 0 exactly while it is running; then `room` = positions covered by `pages`, computed ≤ fed ≤ room in
+    prefill, and the first `published` pages are those of the index path that ends at `tip`."""
+
+    sequence: Sequence
+    serial: int
+    """order of arrival; kept for life"""
+    last: int
+    """tokens it has when it ends by length"""
+    caches: bool
+    """uses and fills the prefix cache"""
+    over: bool = False
+    started: bool = False
+    """was admitted before (it was preempted, or its worker died)"""
+
+    # While it runs.
+    number: int = -1
+    pages: list[int] = dataclasses.field(default_factory=list)
+    room: int = 0
+    fed: int = 0
+    goal: int = 0
+    computed: int = 0
+    picks: int = 0
+    ahead: int = 0
+    tip: Node | None = None
+    published: int = 0
+    promise: bytes | None = None
+    """key of the page below `tip` that it promised to publish"""
+    overtook: Entry | None = None
+    """who was waiting for pages in front of it when it was admitted"""
+
+    # While it waits.
+    after: int = -1
+    """not before the result of this step: tokens of its are still on the way"""
+    blocked: int = -1
+    """state of the pages (`Ledger.version`) in which it did not fit; −1 = it is not waiting for pages"""
+    credit: int = -1
+    """tokens by which later ones may still overtake it; −1 = it did not have to stay behind yet"""
+
+    # Prompt log-probabilities are reported from the start of the prompt in every admission; the stream gets each once.
+    echoed: int = 0
+    """values the stream has"""
+    echo: int = 0
+    """values the worker reported since the last admission"""
+
+    @property
+    def behind(self) -> int:
+        """Known tokens still to be fed."""
+        return self.goal - self.fed
+
+    @property
+    def running(self) -> bool:
+        return self.number >= 0
+
+    @property
+    def echoes(self) -> bool:
+        """Prompt log-probabilities are still owed."""
+        return self.sequence.params.prompt_logprobs and self.echoed < self.sequence.params.prompt_tokens - 1

@@ -1,0 +1,170 @@
+"""Who gets in, who waits, and who has waited too long.
+
+`Gate`: permits for requests, and how long a refused client should stay away. `Waiting`: sequences that are not running, in the order
+in which they should be admitted. `Deadlines`: whose time is over. None of them decides when a sequence runs: see `admission.py`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import itertools
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+
+from forerun.router.entry import Entry
+
+_RECENT = 64
+_LONGEST_RETRY_SECONDS = 30
+
+
+class Permit:
+    """The right of one request to be in the server, waiting or running. `leave` is idempotent; also a context manager."""
+
+    __slots__ = ("_gate", "permits")
+
+    def __init__(self, gate: Gate, permits: int) -> None:
+        self._gate: Gate | None = gate
+        self.permits = permits
+
+    def leave(self) -> None:
+        if self._gate is not None:
+            self._gate.left(self.permits)
+            self._gate = None
+
+    def __enter__(self) -> Permit:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.leave()
+
+
+class Gate:
+    """`max_concurrent_requests` permits, never waited for: who finds too few is refused at once (TGI's 429).
+
+    A refused client is told when its turn would come if the refused came back one after the other at the rate at which permits became free
+    lately; so a burst of refused clients does not come back as a burst."""
+
+    def __init__(self, limit: int, clock: Callable[[], float]) -> None:
+        self.limit = limit
+        self.inside = 0
+        self._clock = clock
+        self._left: deque[float] = deque(maxlen=_RECENT)
+        self._turn = 0.0
+        """when the last refused client's turn comes"""
+
+    def enter(self, permits: int = 1) -> Permit | None:
+        """None: refused. More permits than there are at all can never be had; the validation knows the limit."""
+        if self.inside + permits > self.limit:
+            return None
+        self.inside += permits
+        return Permit(self, permits)
+
+    def left(self, permits: int) -> None:
+        self.inside -= permits
+        self._left.extend(itertools.repeat(self._clock(), permits))
+
+    def retry_after_seconds(self, permits: int = 1) -> int:
+        """For a client that was just refused: whole seconds, from 1 to 30."""
+        now = self._clock()
+        self._turn = min(max(self._turn, now) + permits / self._rate(now), now + _LONGEST_RETRY_SECONDS)
+        return max(1, math.ceil(self._turn - now))
+
+    def _rate(self, now: float) -> float:
+        """Permits a second. Before anything is known: as if all of them became free in a second. A server that stopped
+        serving sees its rate fall as time goes by."""
+        if len(self._left) < 2:
+            return float(self.limit)
+        return len(self._left) / max(now - self._left[0], 1e-3)
+
+
+class Waiting:
+    """Sequences that are not running. Those that ran before come first, in order of arrival; then the new ones: of each tenant in order of
+    arrival, and among tenants the one that has fewest sequences running (one tenant: plain first come first served).
+    Adding and removing cost O(1), for those that ran before O(running)."""
+
+    def __init__(self) -> None:
+        self._again: list[Entry] = []
+        self._new: dict[str, OrderedDict[Entry, None]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, entry: Entry) -> None:
+        """At the end, or at its old place if it ran before."""
+        if entry.started:
+            bisect.insort(self._again, entry, key=_serial)
+        else:
+            self._new.setdefault(entry.sequence.request.tenant, OrderedDict())[entry] = None
+        self._count += 1
+
+    def remove(self, entry: Entry) -> None:
+        if entry.started:
+            self._again.remove(entry)
+        else:
+            tenant = entry.sequence.request.tenant
+            del self._new[tenant][entry]
+            if not self._new[tenant]:
+                del self._new[tenant]
+        self._count -= 1
+
+    @property
+    def tenants(self) -> int:
+        """Tenants with new sequences."""
+        return len(self._new)
+
+    def first(self, running: Mapping[str, int], most: int) -> list[Entry]:
+        """The next `most` in the order in which they should be admitted. `running`: sequences running by tenant."""
+        if len(self._new) <= 1:
+            queues = [self._again, *self._new.values()]
+            return list(itertools.islice(itertools.chain(*queues), most))
+        return [*self._again[:most], *itertools.islice(self._in_turn(running), max(0, most - len(self._again)))]
+
+    def _in_turn(self, running: Mapping[str, int]) -> Iterator[Entry]:
+        turns: list[tuple[int, int, Entry, Iterator[Entry]]] = []
+        for tenant, queue in self._new.items():
+            queued = iter(queue)
+            entry = next(queued)
+            turns.append((running.get(tenant, 0), entry.serial, entry, queued))
+        heapq.heapify(turns)
+        while turns:
+            count, _, entry, queued = turns[0]
+            yield entry
+            following = next(queued, None)
+            if following is None:
+                heapq.heappop(turns)
+            else:
+                heapq.heapreplace(turns, (count + 1, following.serial, following, queued))
+
+
+class Deadlines:
+    """Entries by deadline. One that ended otherwise is forgotten when its time comes, or when such are the majority."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Entry]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, entry: Entry, deadline: float, alive: int) -> None:
+        """`alive`: entries that have not ended, with a deadline or without."""
+        if len(self._heap) > 2 * alive + 64:
+            self._heap = [item for item in self._heap if not item[2].over]
+            heapq.heapify(self._heap)
+        heapq.heappush(self._heap, (deadline, entry.serial, entry))
+
+    def overdue(self, now: float) -> list[Entry]:
+        """Take out those whose deadline has come."""
+        late: list[Entry] = []
+        while self._heap and self._heap[0][0] <= now:
+            entry = heapq.heappop(self._heap)[2]
+            if not entry.over:
+                late.append(entry)
+        return late
+
+
+def _serial(entry: Entry) -> int:
+    return entry.serial
