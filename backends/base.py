@@ -23,7 +23,8 @@ from torch import Tensor
 class Caps:
     """What the engine must know of a device. `page_tokens`: positions a KV page holds. `dtypes`: weight types it can compute with, best
     first. `graphs`: `capture` records and replays. `device_lengths`: sequence lengths may stay on the device. `tree_attention`:
-    attention follows `Batch.parents`. `max_nodes`: most guessed nodes a segment may have. `batch_invariant`: see the module's head."""
+    attention follows `Batch.parents`. `max_nodes`: most guessed nodes a segment may have. `batch_invariant`: see the module's head.
+    `shared_memory`: other programs use the device's memory too, so that nobody takes all of it unasked."""
 
     page_tokens: int
     dtypes: tuple[torch.dtype, ...]
@@ -32,6 +33,7 @@ class Caps:
     tree_attention: bool
     max_nodes: int
     batch_invariant: bool
+    shared_memory: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

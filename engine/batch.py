@@ -17,9 +17,15 @@ The entry for a position p ≤ context + known - 1 lies in slot `page(p)`; that 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from forerun.engine.kv import Table
+from forerun.engine.rows import Share
 
 
 @dataclasses.dataclass(slots=True)
@@ -58,3 +64,43 @@ def empty_batch() -> Batch:
     """A batch of no rows (the shape that warm-up and tests start from)."""
     none = torch.zeros(0, dtype=torch.int32)
     return Batch(none, none, none, none, torch.zeros(1, dtype=torch.int32), none, none, torch.zeros(0, 1, dtype=torch.int32), none)
+
+
+def build(shares: Sequence[Share], table: Table, device: torch.device) -> Batch:
+    """The flat forward of a step: plan and drafts as integers. Logits are asked for at each share's last `scored` known rows and at its
+    nodes. A known token at position p is written to slot(p), node i of a draft to the slot of position `context + known + i`."""
+    facts = np.array([(s.row.number, s.row.computed, s.known, s.scored, s.draft.count) for s in shares], np.int64)
+    numbers, context, known, scored, nodes = facts.reshape(-1, 5).T
+    counts = known + nodes
+    starts = np.zeros(len(shares) + 1, np.int64)
+    np.cumsum(counts, out=starts[1:])
+    tokens: list[int] = []
+    for share in shares:
+        row = share.row
+        tokens += row.tokens[row.computed : row.computed + share.known]
+        tokens += share.draft.token
+    places = _ranges(context, counts)
+    slots = table.slots(np.repeat(numbers, counts), places)
+    parents = np.full(len(tokens), -1, np.int32)
+    if nodes.any():
+        _hang(shares, (starts[:-1] + known).tolist(), places, parents)
+    width = -(-int((context + counts).max(initial=1)) // table.page_tokens)
+    logit_rows = _ranges(starts[:-1] + known - scored, scored + nodes)
+    arrays = (tokens, places, slots, parents, starts, known, context, table.pages[numbers, :width], logit_rows)
+    return Batch(*(torch.from_numpy(np.ascontiguousarray(array, np.int32)).to(device) for array in arrays))
+
+
+def _ranges(first: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.int64]:
+    """first[0] … first[0]+count[0]−1, first[1] … and so on, one after the other."""
+    ends = np.cumsum(count)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - ends + count, count)
+
+
+def _hang(shares: Sequence[Share], roots: list[int], positions: NDArray[np.int64], parents: NDArray[np.int32]) -> None:
+    """Set position and flat parent index of every node; `roots[i]` is the flat index of share i's first node."""
+    for share, at in zip(shares, roots):
+        draft = share.draft
+        if draft.count:
+            last = share.row.computed + share.known - 1
+            positions[at : at + draft.count] = [last + depth for depth in draft.depths()]
+            parents[at : at + draft.count] = [-1 if parent < 0 else at + parent for parent in draft.parent]

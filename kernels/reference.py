@@ -238,6 +238,11 @@ def noise(seed: int, index: int, vocab: int) -> Tensor:
     return dice.noise(seed, index, vocab)
 
 
+def noise_at(seeds: Tensor, indices: Tensor, tokens: Tensor) -> Tensor:
+    """The dice at k places: int64 [k] each → float32 [k]."""
+    return dice.gumbel(seeds, indices, tokens)
+
+
 def pick(scores: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
     """scores float32 [m, V], noise [m, V] or None → (argmax of scores + noise, ties to the lowest id, int64 [m]; log-softmax(scores)
     there, float32 [m]). A row that holds a NaN gets token −1 and a NaN."""

@@ -19,6 +19,7 @@ class TorchOps:
     add_norm = staticmethod(reference.add_norm)
     gate = staticmethod(reference.gate)
     noise = staticmethod(reference.noise)
+    noise_at = staticmethod(reference.noise_at)
     rope = staticmethod(reference.rope)
 
     def matmul(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:

@@ -29,6 +29,20 @@ class Draft:
     def count(self) -> int:
         return len(self.token)
 
+    def depths(self) -> list[int]:
+        """Steps from the root, 1 for its children."""
+        found: list[int] = []
+        for parent in self.parent:
+            found.append(1 if parent < 0 else found[parent] + 1)
+        return found
+
+    def paths(self) -> list[list[int]]:
+        """For each node the tokens from the root's child down to the node itself."""
+        found: list[list[int]] = []
+        for token, parent in zip(self.token, self.parent):
+            found.append([*found[parent], token] if parent >= 0 else [token])
+        return found
+
     @staticmethod
     def none() -> Draft:
         return Draft([], [], [], [])
@@ -37,6 +51,43 @@ class Draft:
     def chain(tokens: list[int], confidence: list[float] | None = None) -> Draft:
         n = len(tokens)
         return Draft(list(tokens), list(range(-1, n - 1)), list(confidence) if confidence else [1.0] * n, [False] * n)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Room:
+    """What a row can take: `nodes` in all, `depth` levels, token ids below `vocab`, nodes whose survival is at least `price`."""
+
+    nodes: int
+    depth: int
+    vocab: int
+    price: float
+
+
+def prune(draft: Draft, room: Room) -> Draft:
+    """The part of a draft that fits. A node that does not fit takes its descendants with it; the others keep their order. Pruning
+    never changes the output, whatever it looks at. ValueError for a draft that is no tree (unequal lengths, a parent behind its child)."""
+    token: list[int] = []
+    parent: list[int] = []
+    confidence: list[float] = []
+    probe: list[bool] = []
+    place: list[int] = []
+    depth: list[int] = []
+    survival: list[float] = []
+    for i, (t, p, c, b) in enumerate(zip(draft.token, draft.parent, draft.confidence, draft.probe, strict=True)):
+        if not -1 <= p < i:
+            raise ValueError(f"node {i} of a draft has parent {p}; a parent comes before its child")
+        depth.append(1 if p < 0 else depth[p] + 1)
+        survival.append(c if p < 0 else c * survival[p])
+        rooted = p < 0 or place[p] >= 0
+        if not rooted or len(token) >= room.nodes or depth[i] > room.depth or not 0 <= t < room.vocab or survival[i] < room.price:
+            place.append(-1)
+            continue
+        place.append(len(token))
+        token.append(t)
+        parent.append(-1 if p < 0 else place[p])
+        confidence.append(c)
+        probe.append(b)
+    return draft if len(token) == draft.count else Draft(token, parent, confidence, probe)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

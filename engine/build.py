@@ -1,0 +1,182 @@
+"""From `Start` to an engine that is ready: open the device, load the model, plan the memory, warm up, measure.
+
+The memory plan comes before the pool is made and is kept to afterwards: weights are loaded, activations of the largest step are
+reserved, head room is left, and what remains (or what all rows could ever use, if that is less) becomes the KV pool. Knows no device
+and no architecture.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from forerun.backends.base import Backend
+from forerun.backends.registry import open_backend
+from forerun.engine.drafters.draft import Drafter, Silent
+from forerun.engine.drafters.speculator import Speculator
+from forerun.engine.engine import PROMPT_ROWS, Engine
+from forerun.engine.errors import StartError
+from forerun.engine.models.load import load_model
+from forerun.engine.models.model import Model
+from forerun.engine.rows import RowTable
+from forerun.engine.sampler import Sampler
+from forerun.messages import Admit, Feed, Ready, SamplingParams, Start, StepPlan
+
+ReportProgress = Callable[[str, int, int], None]
+
+HEAD_ROOM = 500 << 20
+"""bytes left alone: interpreter, allocator, the front beside us"""
+STEP_TOKENS = 2048
+"""known tokens of a step when nothing is asked for"""
+HIDDEN_COPIES = 32
+"""float32 vectors of the hidden size that a row of a step keeps alive at the most: residual, QKV, attention, gate and up of a wide MLP"""
+SHARED_PART = 0.5
+"""how much of memory that other programs use too an unasked-for pool may take"""
+SHORTEST = 256
+"""tokens of a sequence below which a server is of no use"""
+PATIENCE_SECONDS = 2.0
+"""a warm-up step slower than this is the last; longer ones are extrapolated"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sizes:
+    """What fits. `longest`: tokens of a sequence; `nodes`: guesses of a row; bytes in `memory`."""
+
+    rows: int
+    longest: int
+    step_tokens: int
+    nodes: int
+    pages: int
+    memory: dict[str, int]
+
+
+def build_engine(start: Start, progress: ReportProgress) -> Engine:
+    """StartError (with its cure) when the model cannot be served as asked."""
+    backend = open_backend(start.device, start.threads, start.memory_fraction)
+    drafter = open_drafter(start.speculator)
+    return assemble(start, backend, load_model(start, backend, progress), drafter, progress)
+
+
+def assemble(start: Start, backend: Backend, model: Model, drafter: Drafter, progress: ReportProgress) -> Engine:
+    """An engine around a loaded model."""
+    sizes = plan_memory(start, backend, model, min(drafter.needs.most, backend.caps.max_nodes))
+    rows = RowTable(sizes.rows, sizes.longest, sizes.nodes, model.vocab, backend.caps.page_tokens)
+    ready = Ready(
+        rows=sizes.rows,
+        pages=sizes.pages,
+        page_tokens=backend.caps.page_tokens,
+        max_nodes=sizes.nodes,
+        vocab=model.vocab,
+        device=backend.name,
+        dtype=model.dtype,
+        drafter="none" if start.speculator == "auto" else start.speculator,
+        max_tokens=sizes.longest,
+        max_step_tokens=sizes.step_tokens,
+        memory=sizes.memory,
+        facts=backend.facts(),
+    )
+    sampler = Sampler(backend.ops, model.vocab, start.watermark_gamma, start.watermark_delta)
+    speculator = Speculator(drafter, model.vocab, sizes.longest, sizes.nodes)
+    engine = Engine(ready, backend, model, backend.pool(model.pool, sizes.pages), rows, sampler, speculator)
+    engine.ready = msgspec.structs.replace(ready, step_seconds=warm_up(engine, progress))
+    return engine
+
+
+def open_drafter(name: str) -> Drafter:
+    if name not in ("none", "auto"):
+        raise StartError(f"speculator {name!r} is not available in this version", "use --speculator none")
+    return Silent()
+
+
+def plan_memory(start: Start, backend: Backend, model: Model, nodes: int) -> Sizes:
+    """Divide what is free after loading. The longest sequence must fit: where nobody asked for a length, the length gives way; where
+    somebody did, that is an error."""
+    size, spec = backend.caps.page_tokens, model.pool
+    page_bytes = 2 * spec.layers * spec.kv_heads * spec.head_dim * spec.dtype.itemsize * size
+    longest = min(start.max_total_tokens or model.max_tokens, model.max_tokens)
+    step_tokens = min(start.max_step_tokens or STEP_TOKENS, start.max_rows * longest)
+    verified = start.max_rows * (1 + nodes)
+    activations = 4 * ((step_tokens + verified) * model.hidden * HIDDEN_COPIES + 2 * (verified + PROMPT_ROWS) * model.vocab)
+    free, _ = backend.memory()
+    left = max(0, free - activations - HEAD_ROOM)
+    fit, one = left // page_bytes, -(-longest // size)
+    usable = max(int(fit * SHARED_PART), min(fit, one)) if backend.caps.shared_memory else fit
+    asked = -(-start.max_pool_tokens // size) if start.max_pool_tokens else usable
+    pages = min(start.max_rows * -(-(longest + nodes) // size), asked)
+    needed = max(pages, one if start.max_total_tokens else -(-min(longest, SHORTEST) // size))
+    if needed > fit:
+        raise StartError(
+            f"{_mb(left)} MB are left for KV ({_mb(free)} free, {_mb(activations)} for activations, {_mb(HEAD_ROOM)} head room): "
+            f"{fit * size} tokens, but {needed * size} are asked for",
+            f"set --max-total-tokens and --max-batch-total-tokens to at most {fit * size}, or give more memory",
+        )
+    if needed > pages:
+        raise StartError(
+            f"the KV pool is to have {pages * size} tokens, but a sequence may have {longest}",
+            f"raise --max-batch-total-tokens to {longest} or lower --max-total-tokens to {pages * size}",
+        )
+    memory = {"weights": model.weight_bytes, "kv": pages * page_bytes, "activations": activations, "head_room": HEAD_ROOM}
+    return Sizes(start.max_rows, min(longest, pages * size), step_tokens, nodes, pages, memory)
+
+
+def _mb(count: int) -> int:
+    return count >> 20
+
+
+def warm_up(engine: Engine, progress: ReportProgress) -> tuple[float, float]:
+    """Run prompts of growing length up to the largest step, then all rows at once, then one row. Returns the seconds of a decode step
+    of one row and of the largest prompt step."""
+    ready = engine.ready
+    largest = min(ready.max_step_tokens, ready.pages * ready.page_tokens)
+    tokens = min(64, largest)
+    progress("warming", 0, largest)
+    prompt_seconds = _prompt_step(engine, tokens)
+    while tokens < largest:
+        previous, tokens = tokens, min(2 * tokens, largest)
+        if prompt_seconds * tokens / previous > PATIENCE_SECONDS:
+            prompt_seconds *= largest / previous
+            break
+        prompt_seconds = _prompt_step(engine, tokens)
+        progress("warming", tokens, largest)
+    _decode_steps(engine, min(ready.rows, ready.pages), 1)
+    decode_seconds = _decode_steps(engine, 1, 5)
+    progress("warming", largest, largest)
+    return decode_seconds, prompt_seconds
+
+
+def _admit(row: int, count: int, pages: range, generate: int) -> Admit:
+    params = SamplingParams(seed=0, prompt_tokens=count, max_new_tokens=generate)
+    return Admit(row, [0] * count, 0, list(pages), params)
+
+
+def _prompt_step(engine: Engine, tokens: int) -> float:
+    """Seconds of a step that computes so many prompt tokens, spread over as few rows as can hold them."""
+    ready = engine.ready
+    most = ready.max_tokens // ready.page_tokens * ready.page_tokens or ready.max_tokens
+    admits: list[Admit] = []
+    page = 0
+    while tokens > 0 and len(admits) < ready.rows and page < ready.pages:
+        count = min(tokens, most, (ready.pages - page) * ready.page_tokens)
+        last = page - -count // ready.page_tokens
+        admits.append(_admit(len(admits), count, range(page, last), 1))
+        tokens, page = tokens - count, last
+    began = time.perf_counter()
+    engine.step(StepPlan(0, admits, [Feed(admit.row, len(admit.tokens)) for admit in admits]))
+    return time.perf_counter() - began
+
+
+def _decode_steps(engine: Engine, rows: int, count: int) -> float:
+    """Median seconds of `count` decode steps of `rows` rows."""
+    feeds = [Feed(row, 1) for row in range(rows)]
+    engine.step(StepPlan(0, [_admit(row, 1, range(row, row + 1), count + 2) for row in range(rows)], feeds))
+    seconds = []
+    for _ in range(count):
+        began = time.perf_counter()
+        engine.step(StepPlan(0, feed=feeds))
+        seconds.append(time.perf_counter() - began)
+    engine.step(StepPlan(0, drop=list(range(rows))))
+    return statistics.median(seconds)

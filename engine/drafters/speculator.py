@@ -1,0 +1,109 @@
+"""Calls the drafter, keeps it in step with what became true, and survives its failures.
+
+Owns the drafter. A lazy drafter is called only when some row may have guesses, and then first hears all it missed; with no guesses it
+costs nothing. A drafter that is not lazy hears every commit, with the features it asked for. What a drafter raises never reaches a
+request: the rows of that call go cold, and after `MOST_FAILURES` it is not called again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from forerun.engine.drafters.draft import Commit, Draft, Drafter, Needs, Room, prune
+from forerun.engine.kv import Table
+from forerun.engine.rows import Row, Share
+
+log = logging.getLogger(__name__)
+
+MOST_FAILURES = 3
+
+
+class Speculator:
+    """`vocab`, `longest`: of the target; `nodes`: most guesses a row may have."""
+
+    def __init__(self, drafter: Drafter, vocab: int, longest: int, nodes: int) -> None:
+        self._drafter = drafter
+        self._vocab = vocab
+        self._longest = longest
+        self._nodes = nodes
+        self.failures = 0
+
+    @property
+    def needs(self) -> Needs:
+        return self._drafter.needs
+
+    @property
+    def hears_all(self) -> bool:
+        """Every commit must be told, with features."""
+        return not self._drafter.needs.lazy and self.failures < MOST_FAILURES
+
+    def draft(self, shares: Sequence[Share], table: Table, budget: int, price: float) -> None:
+        """Set the draft of every share that may guess. `budget`: nodes in all; `price`: least survival of a node."""
+        asked: list[Share] = []
+        rooms: list[Room] = []
+        for share in shares:
+            if not share.guess:
+                continue
+            room = self._room(share, min(share.guess, budget), table.reach(share.row.number), price)
+            if room.nodes > 0 and room.depth > 0 and share.ends and not share.row.cold:
+                asked.append(share)
+                rooms.append(room)
+                budget -= room.nodes
+        if not asked or self.failures >= MOST_FAILURES:
+            return
+        rows = [share.row for share in asked]
+        try:
+            if self.needs.lazy:
+                self._catch_up(rows)
+            drafts = self._drafter.propose([row.number for row in rows], [room.nodes for room in rooms])
+            for share, draft, room in zip(asked, drafts, rooms, strict=True):
+                share.draft = prune(draft, room)
+        except Exception as error:
+            self._fail("propose", rows, error)
+            for share in asked:
+                share.draft = Draft.none()
+
+    def absorb(self, commit: Commit, rows: Sequence[Row]) -> None:
+        """What became true in a step; for drafters that hear all."""
+        try:
+            self._drafter.absorb(commit)
+            for row, start, tokens in zip(rows, commit.start, commit.tokens):
+                row.heard = start + len(tokens)
+        except Exception as error:
+            self._fail("absorb", rows, error)
+
+    def forget(self, rows: Sequence[Row]) -> None:
+        """These rows are gone."""
+        known = [row for row in rows if row.heard]
+        if not known or self.failures >= MOST_FAILURES:
+            return
+        try:
+            self._drafter.forget([row.number for row in known])
+        except Exception as error:
+            self._fail("forget", known, error)
+
+    def _room(self, share: Share, nodes: int, reach: int, price: float) -> Room:
+        """Guesses need a slot each; the deepest useful one stands before the last token that may be generated, and on a position that
+        the model has."""
+        row = share.row
+        end = row.computed + share.known
+        depth = min(row.params.max_new_tokens - row.generated - 1, self._longest - end)
+        return Room(min(nodes, self._nodes, reach - end), depth, self._vocab, price)
+
+    def _catch_up(self, rows: Sequence[Row]) -> None:
+        """Tell a lazy drafter all that became true since it last heard of these rows, up to the root, which it learns as `next`."""
+        behind = [row for row in rows if row.heard < len(row.tokens) - 1]
+        if behind:
+            start = [row.heard for row in behind]
+            tokens = [row.tokens[row.heard : -1] for row in behind]
+            self._drafter.absorb(Commit([row.number for row in behind], start, tokens, [row.tokens[-1] for row in behind]))
+            for row in behind:
+                row.heard = len(row.tokens) - 1
+
+    def _fail(self, verb: str, rows: Sequence[Row], error: Exception) -> None:
+        self.failures += 1
+        for row in rows:
+            row.cold = True
+        after = "it is not asked again" if self.failures >= MOST_FAILURES else f"no more guesses for rows {[row.number for row in rows]}"
+        log.error("the drafter failed in %s (failure %d): %s", verb, self.failures, after, exc_info=error)

@@ -1,0 +1,215 @@
+"""One step of a worker: draft, verify, rollback.
+
+    plan → rows.apply → draft → batch → model → choose → walk → commit → result
+
+A plain decode step is a verify step without guesses. Rollback is leaving `computed` at what held; only an accepted path that does not
+lie along the first nodes of its draft needs its KV copied into place. Owns nothing but the order of these things: rows, pages, dice
+and drafts have their own modules. Never names a device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forerun.backends.base import Backend, Pool
+from forerun.engine import kv
+from forerun.engine.batch import build
+from forerun.engine.drafters.draft import Commit
+from forerun.engine.drafters.speculator import Speculator
+from forerun.engine.models.model import Model, Output
+from forerun.engine.rows import Row, RowTable, Share
+from forerun.engine.sampler import Ask, Choice, Sampler
+from forerun.engine.verify import walk
+from forerun.messages import Emit, Finish, Inject, Ready, StepPlan, StepResult
+
+PROMPT_ROWS = 256
+"""Known rows whose logits may be alive at once: a longer chunk of a prompt whose log-probabilities are asked for is computed in parts."""
+
+
+class Engine:
+    """The stepper of a worker with a model. `ready` is what it told the front about itself."""
+
+    def __init__(
+        self, ready: Ready, backend: Backend, model: Model, pool: Pool, rows: RowTable, sampler: Sampler, speculator: Speculator
+    ) -> None:
+        self.ready = ready
+        self._backend = backend
+        self._model = model
+        self._pool = pool
+        self._rows = rows
+        self._sampler = sampler
+        self._speculator = speculator
+        self._taps = speculator.needs.layers
+        self._fail_at = 0
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Apply one plan. What concerns one row alone ends that row; an exception means that the worker cannot go on."""
+        started = time.perf_counter()
+        shares, emits, gone = self._rows.apply(plan)
+        if gone:
+            self._speculator.forget(gone)
+        for share in shares:
+            self._long_prompt(share)
+        self._speculator.draft(shares, self._rows.table, plan.budget, plan.price)
+        drafted = time.perf_counter()
+        if shares:
+            output = self._forward(shares)
+            self._report(shares, output, emits)
+        nodes = sum(share.draft.count for share in shares)
+        rows = sum(share.known for share in shares) + nodes
+        verified = time.perf_counter()
+        return StepResult(plan.step, emits, _micros(started, drafted), _micros(drafted, verified), rows, nodes)
+
+    def inject(self, message: Inject) -> None:
+        """`fail`: the row that next reaches `value` generated tokens ends with an error."""
+        if message.kind == "fail":
+            self._fail_at = int(message.value)
+
+    def _forward(self, shares: Sequence[Share]) -> Output:
+        return self._model.forward(build(shares, self._rows.table, self._backend.device), self._pool, self._taps)
+
+    def _long_prompt(self, share: Share) -> None:
+        """Compute the first parts of a long chunk whose every position is scored."""
+        while share.known > PROMPT_ROWS and share.scored > PROMPT_ROWS:
+            rest, share.known = share.known - PROMPT_ROWS, PROMPT_ROWS
+            output = self._forward([share])
+            self._score_prompt(share, output.logits)
+            fed = self._fed(share)
+            share.row.computed += PROMPT_ROWS
+            self._tell([share], output, [(fed, None, [])])
+            share.known = rest
+
+    def _score_prompt(self, share: Share, logits: Tensor) -> None:
+        """logits [known, V] of a share that is scored at every known row: what they say of the prompt tokens that follow."""
+        row = share.row
+        first = row.computed + 1
+        targets = row.tokens[first : min(first + share.known, row.params.prompt_tokens)]
+        if targets:
+            share.prompt_logprobs += self._sampler.prompt_logprobs(logits[: len(targets)], targets)
+
+    def _report(self, shares: Sequence[Share], output: Output, emits: list[Emit]) -> None:
+        """Choose, walk, commit; one Emit for each row that has something to say."""
+        asks, firsts = self._asks(shares, output.logits)
+        choices = self._sampler.choose(output.logits, asks) if asks else []
+        told: list[tuple[list[int], int | None, list[int]]] = []
+        kept: tuple[list[int], list[int], list[int]] = ([], [], [])
+        for share, first in zip(shares, firsts):
+            row = share.row
+            fed = self._fed(share)
+            if not share.ends:
+                row.computed += share.known
+                told.append((fed, None, []))
+                if share.prompt_logprobs:
+                    emits.append(Emit(row.number, prompt_logprobs=share.prompt_logprobs))
+                continue
+            picked = choices[first : first + 1 + share.draft.count]
+            path = walk(share.draft, [choice.token for choice in picked]) if share.draft.count else []
+            emit, used = self._commit(share, picked, path)
+            self._keep(share, used, kept)
+            emits.append(emit)
+            told.append((fed + emit.tokens[: len(used)], emit.tokens[-1] if len(emit.tokens) > len(used) else None, used))
+        self._move(kept)
+        self._tell(shares, output, told)
+        self._leave(shares, emits)
+
+    def _asks(self, shares: Sequence[Share], logits: Tensor) -> tuple[list[Ask], list[int]]:
+        """The nodes where a token is picked, and for each share the place of its root among them. Scores prompts on the way."""
+        asks: list[Ask] = []
+        firsts: list[int] = []
+        at = 0
+        for share in shares:
+            scored, draft, row = share.scored, share.draft, share.row
+            if row.params.prompt_logprobs and scored == share.known:
+                self._score_prompt(share, logits[at : at + scored])
+            at += scored
+            firsts.append(len(asks))
+            if share.ends:
+                asks.append(Ask(at - 1, row, ()))
+                asks += [Ask(at + node, row, path) for node, path in enumerate(draft.paths())]
+                at += draft.count
+        return asks, firsts
+
+    def _commit(self, share: Share, picked: Sequence[Choice], path: list[int]) -> tuple[Emit, list[int]]:
+        """The picks along the path become the row's tokens, one by one: the first that ends the row is the last. Returns the accepted nodes
+        that are part of it."""
+        row, params = share.row, share.row.params
+        new: list[Choice] = []
+        finish: Finish = ""
+        error = ""
+        for place in (0, *(node + 1 for node in path)):
+            choice = picked[place]
+            error = choice.error
+            if error:
+                break
+            new.append(choice)
+            count = row.generated + len(new)
+            if self._fail_at and count >= self._fail_at:
+                self._fail_at, error = 0, "a fault was injected into this row"
+                break
+            if count >= params.max_new_tokens:
+                finish = "length"
+            elif choice.token in params.stop_ids:
+                finish = "eos_token"
+            if finish:
+                break
+        used = path[: len(new)]
+        tokens = [choice.token for choice in new]
+        logprobs = [choice.logprob for choice in new] if params.logprobs else []
+        top = [choice.top for choice in new] if params.top_n else []
+        emit = Emit(row.number, tokens, logprobs, top, share.draft.count, len(used), finish, error, share.prompt_logprobs)
+        row.commit(tokens, row.computed + share.known + len(used))
+        return emit, used
+
+    def _keep(self, share: Share, used: list[int], kept: tuple[list[int], list[int], list[int]]) -> None:
+        """Note what an accepted path needs moved: row, source and target position. The row's `computed` is behind the path already."""
+        if used and used[-1] >= len(used):
+            source, target = kv.moves(share.row.computed - len(used), used)
+            kept[0].extend([share.row.number] * len(source))
+            kept[1].extend(source)
+            kept[2].extend(target)
+
+    def _move(self, kept: tuple[list[int], list[int], list[int]]) -> None:
+        if kept[0]:
+            rows, source, target = (np.asarray(part, np.int64) for part in kept)
+            slots = self._rows.table.slots
+            device = self._backend.device
+            move = self._backend.ops.keep_kv
+            move(self._pool, torch.from_numpy(slots(rows, source)).to(device), torch.from_numpy(slots(rows, target)).to(device))
+
+    def _fed(self, share: Share) -> list[int]:
+        """The share's known tokens, if anybody wants to hear of them."""
+        row = share.row
+        return row.tokens[row.computed : row.computed + share.known] if self._speculator.hears_all else []
+
+    def _tell(self, shares: Sequence[Share], output: Output, told: Sequence[tuple[list[int], int | None, list[int]]]) -> None:
+        """Tell a drafter that hears all what became true, with the features of the rows that it became true at."""
+        if not self._speculator.hears_all:
+            return
+        starts = list(accumulate((share.known + share.draft.count for share in shares), initial=0))
+        features = None
+        if output.taps is not None:
+            taps = output.taps
+            features = [
+                taps[[*range(at, at + share.known), *(at + share.known + node for node in used)]]
+                for share, at, (_, _, used) in zip(shares, starts, told)
+            ]
+        rows: list[Row] = [share.row for share in shares]
+        begin = [row.computed - len(tokens) for row, (tokens, _, _) in zip(rows, told)]
+        commit = Commit([row.number for row in rows], begin, [tokens for tokens, _, _ in told], [last for _, last, _ in told], features)
+        self._speculator.absorb(commit, rows)
+
+    def _leave(self, shares: Sequence[Share], emits: Sequence[Emit]) -> None:
+        ended = [emit.row for emit in emits if emit.finish or emit.error]
+        if ended:
+            gone = [row for number in ended if (row := self._rows.end(number)) is not None]
+            self._speculator.forget(gone)
+
+
+def _micros(start: float, end: float) -> int:
+    return int((end - start) * 1e6)

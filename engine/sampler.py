@@ -1,0 +1,175 @@
+"""Which token comes next at each node, and how likely it was.
+
+At a node the parameters are applied as if the node's path had been generated: penalties count it, the watermark looks at its last
+token, the dice are those of its index. Every node is computed by itself or in an op whose rows do not depend on each other, so a result
+is the same bits in any batch. Knows nothing of drafts, pages or why a node is asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forerun.backends.base import Ops
+from forerun.engine import processing
+from forerun.engine.processing import Ids, Scores
+from forerun.engine.rows import Row
+from forerun.kernels.dice import signed
+
+log = logging.getLogger(__name__)
+
+NOT_A_NUMBER = "the model computed something that is not a number"
+
+
+@dataclasses.dataclass(slots=True)
+class Ask:
+    """A node: `at`, its row of the logits; `path`, the guessed tokens after the row's own, ending with the node's."""
+
+    at: int
+    row: Row
+    path: Sequence[int]
+
+    @property
+    def index(self) -> int:
+        """Index of the token that is picked here, among the generated ones."""
+        return self.row.generated + len(self.path)
+
+
+@dataclasses.dataclass(slots=True)
+class Choice:
+    """What was picked. An `error` takes the token's place."""
+
+    token: int
+    logprob: float = 0.0
+    top: list[tuple[int, float]] = dataclasses.field(default_factory=list)
+    error: str = ""
+
+
+@dataclasses.dataclass(slots=True)
+class _Candidates:
+    """A node whose support is narrow, or whose alternatives are reported. `ids`: the support, ascending, or None = all."""
+
+    place: int
+    ask: Ask
+    scores: Scores
+    ids: Ids | None
+
+
+class Sampler:
+    def __init__(self, ops: Ops, vocab: int, gamma: float, delta: float) -> None:
+        self._ops = ops
+        self._vocab = vocab
+        self._watermark = processing.Watermark(vocab, gamma, delta)
+
+    def choose(self, logits: Tensor, asks: Sequence[Ask]) -> list[Choice]:
+        """logits float32 [m, V] → one choice for each of `asks`."""
+        plain = [i for i, ask in enumerate(asks) if ask.row.plain]
+        choices = [Choice(-1)] * len(asks)
+        if plain:
+            whole = len(plain) == len(asks) == logits.shape[0]
+            self._pick(plain, logits if whole else logits[[asks[i].at for i in plain]], None, choices)
+        if len(plain) < len(asks):
+            self._process(logits, asks, choices)
+        return choices
+
+    def prompt_logprobs(self, logits: Tensor, targets: Sequence[int]) -> list[float]:
+        """Log-softmax of raw logits [k, V] at one target id each."""
+        rows: Scores = logits.cpu().numpy()
+        return [processing.single(float(row[t]) - processing.log_normalizer(row)) for row, t in zip(rows, targets)]
+
+    def _pick(self, places: Sequence[int], scores: Tensor, noise: Tensor | None, choices: list[Choice]) -> None:
+        picks = self._ops.pick(scores, noise)
+        for place, token, logprob in zip(places, picks.tokens.tolist(), picks.logprobs.tolist()):
+            choices[place] = Choice(token, logprob) if token >= 0 else Choice(-1, error=NOT_A_NUMBER)
+
+    def _process(self, logits: Tensor, asks: Sequence[Ask], choices: list[Choice]) -> None:
+        """The nodes that are not plain: those whose whole vocabulary stays possible go through `ops.pick`, the others stay here."""
+        wide: dict[bool, list[tuple[int, Scores]]] = {False: [], True: []}
+        narrow: list[_Candidates] = []
+        for place, ask in enumerate(asks):
+            params = ask.row.params
+            if ask.row.plain:
+                continue
+            try:
+                scores = self._scores(logits[ask.at].cpu().numpy(), ask)
+                narrowing = params.sample and (params.top_k or params.top_p < 1.0 or params.typical_p < 1.0)
+                if narrowing:
+                    ids = processing.narrow(scores, params)
+                    narrow.append(_Candidates(place, ask, scores[ids], ids))
+                elif params.top_n:
+                    narrow.append(_Candidates(place, ask, scores, None))
+                else:
+                    wide[params.sample].append((place, scores))
+            except Exception as error:
+                choices[place] = Choice(-1, error=_failed(error))
+        for sample, found in wide.items():
+            if found:
+                stacked = torch.from_numpy(np.stack([scores for _, scores in found])).to(logits.device)
+                places = [place for place, _ in found]
+                self._pick(places, stacked, self._noise([asks[place] for place in places]) if sample else None, choices)
+        for candidates, noise in zip(narrow, self._noise_of(narrow)):
+            choices[candidates.place] = _best(candidates, noise)
+
+    def _scores(self, raw: Scores, ask: Ask) -> Scores:
+        """A processed copy of one row of logits, before the support is narrowed."""
+        row, params, scores = ask.row, ask.row.params, raw.copy()
+        if not np.isfinite(scores.max()):
+            raise ArithmeticError(NOT_A_NUMBER)
+        if params.watermark:
+            self._watermark.apply(scores, ask.path[-1] if ask.path else row.tokens[-1])
+        if row.counts is not None:
+            for token in ask.path:
+                row.counts.push(token)
+            processing.penalize(scores, row.counts.ids, row.counts.counts, row.counts.length, params)
+            for token in reversed(ask.path):
+                row.counts.pop(token)
+        if params.sample and params.temperature != 1.0:
+            scores /= np.float32(params.temperature)
+        return scores
+
+    def _noise(self, asks: Sequence[Ask]) -> Tensor:
+        return torch.stack([self._ops.noise(ask.row.params.seed, ask.index, self._vocab) for ask in asks])
+
+    def _noise_of(self, found: Sequence[_Candidates]) -> list[Scores | None]:
+        """The dice at each candidate's support, None where it is greedy; all narrow supports are thrown together."""
+        noise: list[Scores | None] = [None] * len(found)
+        thrown: list[int] = []
+        seeds, indices, tokens = [], [], []
+        for i, candidates in enumerate(found):
+            ask, ids = candidates.ask, candidates.ids
+            if not ask.row.params.sample:
+                continue
+            if ids is None:
+                noise[i] = self._ops.noise(ask.row.params.seed, ask.index, self._vocab).cpu().numpy()
+                continue
+            thrown.append(i)
+            seeds.append(np.full(len(ids), signed(ask.row.params.seed), np.int64))
+            indices.append(np.full(len(ids), ask.index, np.int64))
+            tokens.append(ids)
+        if thrown:
+            places = (torch.from_numpy(np.concatenate(parts)) for parts in (seeds, indices, tokens))
+            values = self._ops.noise_at(*places).cpu().numpy()
+            for i, part in zip(thrown, np.split(values, np.cumsum([len(ids) for ids in tokens])[:-1])):
+                noise[i] = part
+        return noise
+
+
+def _best(candidates: _Candidates, noise: Scores | None) -> Choice:
+    """Argmax of scores and noise (ties to the lowest id), with log-probabilities over the candidates."""
+    scores, ids = candidates.scores, candidates.ids
+    place = int(np.argmax(scores if noise is None else scores + noise))
+    normalizer = processing.log_normalizer(scores)
+    n = candidates.ask.row.params.top_n
+    top = processing.most_likely(scores, ids, normalizer, n) if n else []
+    return Choice(place if ids is None else int(ids[place]), processing.single(float(scores[place]) - normalizer), top)
+
+
+def _failed(error: Exception) -> str:
+    if type(error) is not ArithmeticError:
+        log.error("processing of a row failed", exc_info=error)
+    return str(error) or type(error).__name__

@@ -1,0 +1,215 @@
+"""A tiny model and a tiny front for engine tests: two layers of random weights over the real ops, and plans made by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+
+import torch
+
+from forerun.backends.base import AttentionSpec, Backend, Pool, PoolSpec
+from forerun.backends.registry import open_backend
+from forerun.engine.batch import Batch
+from forerun.engine.drafters.draft import Draft, Drafter, Silent
+from forerun.engine.drafters.speculator import Speculator
+from forerun.engine.engine import Engine
+from forerun.engine.models.model import Output
+from forerun.engine.rows import RowTable
+from forerun.engine.sampler import Sampler
+from forerun.messages import Admit, Emit, Feed, Ready, SamplingParams, StepPlan
+
+VOCAB = 97
+LONGEST = 160
+ROWS = 6
+PAGES = 80
+NODES = 24
+
+
+class TinyModel:
+    """A decoder of two layers, hidden size 32. `calls`: forwards so far, as (rows, logit rows)."""
+
+    vocab, hidden, layers, max_tokens, weight_bytes, dtype = VOCAB, 32, 2, LONGEST, 1 << 16, "float32"
+
+    def __init__(self, backend: Backend, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.pool = PoolSpec(2, 1, 16, dtype)
+        self.ops = backend.ops
+        self.spec = AttentionSpec(2, 1, 16, 0.25)
+        format = "f32" if dtype == torch.float32 else "bf16"
+        draw = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
+        self.table = draw(VOCAB, 32).to(dtype)
+        self.blocks = [
+            tuple(backend.pack(draw(*shape) * 0.25, format) for shape in ((64, 32), (32, 32), (96, 32), (32, 48)))
+            for _ in range(self.layers)
+        ]
+        self.head = backend.pack(draw(VOCAB, 32) * 0.6, format)
+        self.ones = torch.ones(32)
+        angles = torch.outer(torch.arange(LONGEST + 64).float(), 1e4 ** (-torch.arange(8) / 8))
+        self.cos, self.sin = angles.cos(), angles.sin()
+        self.calls: list[tuple[int, int]] = []
+        self.spoil: Callable[[Batch, torch.Tensor], None] = lambda batch, logits: None
+
+    def forward(self, batch: Batch, pool: Pool, taps: tuple[int, ...] = ()) -> Output:
+        ops, spec = self.ops, self.spec
+        self.calls.append((batch.rows, batch.logit_rows.shape[0]))
+        residual = ops.embed(self.table, batch.tokens)
+        x = ops.norm(residual, self.ones, 1e-5)
+        tapped = []
+        for layer, (qkv_weight, out, gate_up, down) in enumerate(self.blocks):
+            if layer in taps:
+                tapped.append(residual)
+            qkv = ops.rope(ops.matmul(x, qkv_weight), batch.positions, self.cos, self.sin, spec)
+            ops.write_kv(qkv, pool, layer, batch.slots, spec)
+            x, residual = ops.add_norm(ops.matmul(ops.attention(qkv, pool, layer, batch, spec), out), residual, self.ones, 1e-5)
+            x, residual = ops.add_norm(ops.matmul(ops.gate(ops.matmul(x, gate_up), "silu"), down), residual, self.ones, 1e-5)
+        logits = ops.logits(ops.take(x, batch.logit_rows), self.head)
+        self.spoil(batch, logits)
+        return Output(logits, torch.cat(tapped, 1) if tapped else None)
+
+
+def tiny_engine(drafter: Drafter | None = None, dtype: torch.dtype = torch.float32, seed: int = 0) -> Engine:
+    backend = open_backend("cpu", 1)
+    model = TinyModel(backend, seed, dtype)
+    size = backend.caps.page_tokens
+    ready = Ready(ROWS, PAGES, size, NODES, VOCAB, backend.name, model.dtype, "none", LONGEST, 64)
+    rows = RowTable(ROWS, LONGEST, NODES, VOCAB, size)
+    speculator = Speculator(drafter or Silent(), VOCAB, LONGEST, NODES)
+    return Engine(ready, backend, model, backend.pool(model.pool, PAGES), rows, Sampler(backend.ops, VOCAB, 0.5, 2.0), speculator)
+
+
+@dataclasses.dataclass
+class Sequence_:
+    """A request as the tests' front sees it; `told` is what came back for it."""
+
+    prompt: list[int]
+    params: SamplingParams
+    row: int = -1
+    pages: list[int] = dataclasses.field(default_factory=list)
+    computed: int = 0
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    logprobs: list[float] = dataclasses.field(default_factory=list)
+    top: list[list[tuple[int, float]]] = dataclasses.field(default_factory=list)
+    prompt_logprobs: list[float] = dataclasses.field(default_factory=list)
+    finish: str = ""
+    error: str = ""
+    drafted: int = 0
+    accepted: int = 0
+
+    @property
+    def answer(self) -> tuple[object, ...]:
+        """All that must not depend on batch, chunks, guesses or accidents."""
+        return self.tokens, self.logprobs, self.top, self.finish, self.error
+
+    @property
+    def over(self) -> bool:
+        return bool(self.finish or self.error)
+
+    @property
+    def all(self) -> list[int]:
+        return self.prompt + self.tokens
+
+
+class Front:
+    """Admits, feeds and drops by hand, one plan a step. Owns the pages."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.free_pages = list(range(engine.ready.pages))
+        self.free_rows = list(range(engine.ready.rows))
+        self.running: list[Sequence_] = []
+        self.steps = itertools.count(1)
+        self._admits: list[Admit] = []
+        self._drops: list[int] = []
+
+    def admit(self, sequence: Sequence_, shared: Sequence[int] = ()) -> None:
+        """`shared`: pages that hold the first len(shared) · P tokens already."""
+        size = self.engine.ready.page_tokens
+        sequence.row = self.free_rows.pop(0)
+        sequence.pages = list(shared)
+        sequence.computed = len(shared) * size
+        self._admits.append(Admit(sequence.row, sequence.all, sequence.computed, list(shared), sequence.params))
+        self.running.append(sequence)
+
+    def leave(self, sequence: Sequence_, dirty: bool = True) -> None:
+        """Preempt or drop it."""
+        self.running.remove(sequence)
+        self._drops.append(sequence.row)
+        self._release(sequence)
+
+    def _release(self, sequence: Sequence_) -> None:
+        self.free_rows.append(sequence.row)
+        self.free_pages += [page for page in sequence.pages if page not in self.free_pages]
+        sequence.pages = []
+
+    def step(self, shares: dict[int, int] | None = None, guess: int = 0, price: float = 0.0) -> list[Emit]:
+        """One plan. `shares`: known tokens for each running sequence (by place in `running`); all that is left when not given."""
+        size, feeds, fed = self.engine.ready.page_tokens, [], []
+        for place, sequence in enumerate(self.running):
+            left = len(sequence.all) - sequence.computed
+            known = left if shares is None else min(left, shares.get(place, 0))
+            if not known:
+                continue
+            most = guess if known == left else 0
+            need = -(-(sequence.computed + known + most) // size) - len(sequence.pages)
+            granted = [self.free_pages.pop(0) for _ in range(max(0, need))]
+            sequence.pages += granted
+            feeds.append(Feed(sequence.row, known, most, granted))
+            fed.append((sequence, known))
+        plan = StepPlan(next(self.steps), self._admits, feeds, self._drops, budget=guess * len(feeds), price=price)
+        self._admits, self._drops = [], []
+        result = self.engine.step(plan)
+        for sequence, known in fed:
+            sequence.computed += known
+        by_row = {sequence.row: sequence for sequence in self.running}
+        for emit in result.emit:
+            self._hear(by_row[emit.row], emit)
+        return result.emit
+
+    def _hear(self, sequence: Sequence_, emit: Emit) -> None:
+        sequence.tokens += emit.tokens
+        sequence.logprobs += emit.logprobs
+        sequence.top += emit.top
+        sequence.prompt_logprobs += emit.prompt_logprobs
+        sequence.drafted += emit.drafted
+        sequence.accepted += emit.accepted
+        sequence.finish, sequence.error = emit.finish, emit.error
+        if emit.tokens:
+            sequence.computed = len(sequence.all) - 1
+        if sequence.over:
+            self.running.remove(sequence)
+            self._release(sequence)
+
+    def run(self, guess: int = 0, steps: int = 1000) -> None:
+        while self.running and steps:
+            self.step(guess=guess)
+            steps -= 1
+        assert not self.running
+
+
+def alone(prompt: list[int], params: SamplingParams, **engine: object) -> Sequence_:
+    """The plain answer: one row, one prompt chunk, no guesses."""
+    sequence = Sequence_(prompt, params)
+    front = Front(tiny_engine(**engine))  # type: ignore[arg-type]
+    front.admit(sequence)
+    front.run()
+    return sequence
+
+
+def params_for(prompt: list[int], **changes: object) -> SamplingParams:
+    fields: dict[str, object] = {"seed": 11, "prompt_tokens": len(prompt), "max_new_tokens": 24, **changes}
+    return SamplingParams(**fields)  # type: ignore[arg-type]
+
+
+def random_tree(generator: torch.Generator, nodes: int, vocab: int, likely: Sequence[int] = ()) -> Draft:
+    """Any tree at all: random parents, tokens of which some are `likely`, duplicate siblings included."""
+    token, parent = [], []
+    for i in range(nodes):
+        parent.append(int(torch.randint(-1, i, (1,), generator=generator)) if i else -1)
+        use = likely and bool(torch.rand(1, generator=generator) < 0.6)
+        token.append(
+            likely[int(torch.randint(len(likely), (1,), generator=generator))]
+            if use
+            else int(torch.randint(vocab, (1,), generator=generator))
+        )
+    return Draft(token, parent, [0.5] * nodes, [False] * nodes)
