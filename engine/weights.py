@@ -13,7 +13,6 @@ import json
 import math
 import mmap
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,7 +41,8 @@ class Checkpoint(Protocol):
     """A model's tensors, by the names of the Hugging Face layout. `config`: what `config.json` would say, if the file holds it itself
     (GGUF), else None."""
 
-    config: dict[str, Any] | None
+    @property
+    def config(self) -> dict[str, Any] | None: ...
 
     def names(self) -> set[str]: ...
 
@@ -86,7 +86,7 @@ class MappedFile:
 class Safetensors:
     """One `.safetensors` file: u64 header length, JSON header {name: {dtype, shape, data_offsets}}, data."""
 
-    config = None
+    config: dict[str, Any] | None = None
 
     def __init__(self, path: Path) -> None:
         self.file = MappedFile(path)
@@ -123,7 +123,7 @@ class Safetensors:
 class Pickled:
     """One `pytorch_model.bin`, read with `weights_only`: tensors, no code."""
 
-    config = None
+    config: dict[str, Any] | None = None
 
     def __init__(self, path: Path) -> None:
         self.tensors: dict[str, Tensor] = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
@@ -144,7 +144,7 @@ class Pickled:
 class Shards:
     """Several files as one checkpoint. `files`: tensor name → the file that holds it."""
 
-    config = None
+    config: dict[str, Any] | None = None
 
     def __init__(self, files: dict[str, Checkpoint]) -> None:
         self.files = files
@@ -214,11 +214,9 @@ def open_checkpoint(path: Path, allow_pickle: bool = False) -> Checkpoint:
     """The weights of a model folder, or of one file. Safetensors before GGUF before pickles. StartError if there are none."""
     if path.is_file():
         return open_file(path, allow_pickle)
-    for index, opener in (("model.safetensors.index.json", Safetensors), ("pytorch_model.bin.index.json", Pickled)):
+    for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
         if (path / index).is_file():
-            if opener is Pickled:
-                refuse_pickle(path / index, allow_pickle)
-            return open_index(path, index, opener)
+            return open_index(path, index, allow_pickle)
     for pattern in ("model.safetensors", "*.safetensors", "*.gguf", "pytorch_model.bin"):
         found = sorted(path.glob(pattern))
         if len(found) == 1:
@@ -250,11 +248,11 @@ def refuse_pickle(path: Path, allow_pickle: bool) -> None:
         )
 
 
-def open_index(folder: Path, index: str, opener: Callable[[Path], Checkpoint]) -> Checkpoint:
+def open_index(folder: Path, index: str, allow_pickle: bool) -> Checkpoint:
     """A sharded checkpoint: {"weight_map": {tensor name: file name}}."""
     weight_map: dict[str, str] = json.loads((folder / index).read_text())["weight_map"]
     missing = sorted({file for file in weight_map.values() if not (folder / file).is_file()})
     if missing:
         raise StartError(f"{folder} lacks {', '.join(missing)}, which {index} names", "finish the download of this model")
-    files = {file: opener(folder / file) for file in sorted(set(weight_map.values()))}
+    files = {file: open_file(folder / file, allow_pickle) for file in sorted(set(weight_map.values()))}
     return Shards({name: files[file] for name, file in weight_map.items()})

@@ -1,0 +1,1 @@
+"""Target models: how a checkpoint's configuration becomes a forward pass over flat rows."""

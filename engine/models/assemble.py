@@ -1,0 +1,217 @@
+"""From a checkpoint to a `Decoder`: which tensors make which weight, packed layer by layer.
+
+A checkpoint may hold Q, K, V or gate, up apart or already joined, experts one by one or stacked; a bias is there if its tensor is.
+Every tensor must be used: one that nothing asks for means that the model is not what its configuration says, and is an error.
+The memory of a layer's source tensors is given back before the next is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from forerun.backends.base import Backend, PoolSpec, Weight
+from forerun.engine.errors import StartError
+from forerun.engine.models.decoder import Attention, Block, Decoder, Head, Layer, Linear, Mixture, Mlp, Stack
+from forerun.engine.models.rotary import tables
+from forerun.engine.models.spec import Experts, LayerSpec, ModelSpec
+from forerun.engine.weights import Checkpoint
+
+FORMATS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")
+"""Where a checkpoint keeps the decoder: usual, multimodal (transformers 5 and 4), and the bare model without a head."""
+IGNORED = re.compile(r"rotary_emb\.inv_freq$|(^|\.)(vision_tower|multi_modal_projector|vision_model|mm_projector)\.")
+
+Progress = Callable[[str, int, int], None]
+
+
+def assemble(spec: ModelSpec, checkpoint: Checkpoint, backend: Backend, dtype: torch.dtype, limit: int, progress: Progress) -> Decoder:
+    """`limit`: the longest sequence. `progress(stage, done, total)` counts layers, embedding and head included."""
+    return Assembly(spec, checkpoint, backend, dtype, limit).build(progress)
+
+
+class Assembly:
+    """One load. `used`: tensor names that were asked for; `bytes`: what the weights take so far."""
+
+    def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, backend: Backend, dtype: torch.dtype, limit: int) -> None:
+        self.spec = spec
+        self.checkpoint = checkpoint
+        self.backend = backend
+        self.dtype = dtype
+        self.limit = limit
+        self.names = checkpoint.names()
+        self.prefix = self.find_prefix()
+        self.used: set[str] = set()
+        self.bytes = 0
+
+    def find_prefix(self) -> str:
+        for prefix in PREFIXES:
+            if f"{prefix}embed_tokens.weight" in self.names:
+                return prefix
+        raise StartError(f"the checkpoint has no embed_tokens.weight, which a {self.spec.family} has", "fetch the model again")
+
+    def build(self, progress: Progress) -> Decoder:
+        spec, total = self.spec, len(self.spec.layers) + 2
+        progress("loading", 0, total)
+        table = self.keep(self.tensor("embed_tokens.weight", (spec.vocab, spec.hidden)).to(self.dtype, copy=True))
+        self.checkpoint.release()
+        rotations = [self.rotation(index) for index in range(len(spec.ropes))]
+        still = (torch.empty(self.positions, 0, device=self.backend.device),) * 2
+        progress("loading", 1, total)
+        first = self.norm_before(0)
+        layers = []
+        for index, layer in enumerate(spec.layers):
+            layers.append(self.layer(index, layer, still if layer.rope is None else rotations[layer.rope]))
+            self.checkpoint.release()
+            progress("loading", index + 2, total)
+        head = self.head()
+        self.checkpoint.release()
+        self.refuse_unused()
+        progress("loading", total, total)
+        scale = float(torch.tensor(spec.embed_scale, dtype=self.dtype)) if spec.round_embed_scale else spec.embed_scale
+        stack = Stack(table, scale, first, layers, head, spec.residual_scale, spec.norm_eps)
+        attention = spec.layers[0].attention
+        pool = PoolSpec(len(layers), attention.kv_heads, attention.head_dim, self.dtype)
+        facts = {"model": f"{spec.family}, own decoder", "rope": ", ".join(rope.kind for rope in spec.ropes)}
+        return Decoder(stack, self.backend, pool, self.limit, self.bytes, str(self.dtype).removeprefix("torch."), facts)
+
+    @property
+    def positions(self) -> int:
+        """Rows of the rotation tables: a guess may stand behind the last position that a sequence can reach."""
+        return self.limit + self.backend.caps.max_nodes
+
+    def rotation(self, index: int) -> tuple[Tensor, Tensor]:
+        cos, sin = tables(self.spec.ropes[index], self.limit, self.positions)
+        return self.keep(cos), self.keep(sin)
+
+    def layer(self, index: int, layer: LayerSpec, rotation: tuple[Tensor, Tensor]) -> Layer:
+        at, norms = f"layers.{index}.", self.spec.norms
+        return Layer(
+            attention=self.attention(f"{at}self_attn.", layer, rotation),
+            after_attention=self.norm(at, norms.after_attention),
+            before_mlp=self.norm(at, norms.before_mlp),
+            mlp=self.mlp(f"{at}mlp.") if layer.experts is None else self.mixture(at, layer.experts),
+            after_mlp=self.norm(at, norms.after_mlp),
+            before_next=self.norm_before(index + 1),
+        )
+
+    def norm_before(self, index: int) -> Tensor | None:
+        """The norm in front of layer `index`, or of the head."""
+        if index == len(self.spec.layers):
+            return self.norm("", "norm")
+        return self.norm(f"layers.{index}.", self.spec.norms.before_attention)
+
+    def attention(self, at: str, layer: LayerSpec, rotation: tuple[Tensor, Tensor]) -> Attention:
+        spec = layer.attention
+        widths = {"q_proj": spec.heads * spec.head_dim, "k_proj": spec.kv_heads * spec.head_dim, "v_proj": spec.kv_heads * spec.head_dim}
+        return Attention(
+            qkv=self.joined(at, "qkv_proj", widths),
+            out=self.joined(at, "o_proj", {"o_proj": self.spec.hidden}),
+            q_norm=self.head_norm(at, "q_norm"),
+            k_norm=self.head_norm(at, "k_norm"),
+            cos=rotation[0],
+            sin=rotation[1],
+            spec=spec,
+            eps=self.spec.norm_eps,
+        )
+
+    def mlp(self, at: str) -> Block:
+        width = self.width(at, "gate_proj", "gate_up_proj")
+        gate_up = self.joined(at, "gate_up_proj", {"gate_proj": width, "up_proj": width})
+        return Mlp(gate_up, self.joined(at, "down_proj", {"down_proj": self.spec.hidden}), self.spec.activation)
+
+    def mixture(self, at: str, experts: Experts) -> Block:
+        block = f"{at}{experts.block}." if f"{self.prefix}{at}{experts.block}.gate.weight" in self.names else f"{at}mlp."
+        router = self.pack(self.tensor(f"{block}gate.weight", (experts.count, self.spec.hidden)))
+        gate_up, down = [], []
+        if f"{self.prefix}{block}experts.gate_up_proj" in self.names:  # stacked: [experts, out, in]
+            stacked = self.tensor(f"{block}experts.gate_up_proj"), self.tensor(f"{block}experts.down_proj")
+            gate_up, down = [self.pack(one) for one in stacked[0]], [self.pack(one) for one in stacked[1]]
+        else:
+            for expert in range(experts.count):
+                gate, up, out = (self.tensor(f"{block}experts.{expert}.{name}.weight") for name in experts.names)
+                gate_up.append(self.pack(torch.cat([gate, up])))
+                down.append(self.pack(out))
+        return Mixture(router, gate_up, down, experts.top_k, self.spec.activation, experts.normalize)
+
+    def head(self) -> Head:
+        spec = self.spec
+        shape = (spec.vocab, spec.hidden)
+        own = next((name for name in ("lm_head.weight", "language_model.lm_head.weight") if name in self.names), None)
+        if own is not None:
+            self.used.add(own)
+        tied = spec.tied or own is None
+        matrix = self.tensor("embed_tokens.weight", shape) if tied else self.checked(own or "", self.checkpoint.read(own or ""), shape)
+        return Head(self.pack(matrix), spec.logits_scale, spec.logits_softcap)
+
+    def joined(self, at: str, whole: str, parts: dict[str, int]) -> Linear:
+        """One matrix from its parts, or as the checkpoint has it joined. `parts`: name → rows."""
+        if f"{self.prefix}{at}{whole}.weight" in self.names:
+            parts = {whole: sum(parts.values())}
+        matrices = [self.tensor(f"{at}{name}.weight") for name in parts]
+        for name, matrix in zip(parts, matrices):
+            self.checked(f"{at}{name}.weight", matrix, (parts[name], matrix.shape[-1]))
+        biases = {
+            name: self.tensor(f"{at}{name}.bias", (rows,)) for name, rows in parts.items() if f"{self.prefix}{at}{name}.bias" in self.names
+        }
+        bias = (
+            torch.cat([biases[name].float() if name in biases else torch.zeros(rows) for name, rows in parts.items()]) if biases else None
+        )
+        weight = self.pack(torch.cat(matrices) if len(matrices) > 1 else matrices[0])
+        return Linear(weight, None if bias is None else self.keep(bias))
+
+    def width(self, at: str, part: str, whole: str) -> int:
+        """Rows of a part of a matrix, whether it is stored apart or in two joined halves."""
+        if f"{self.prefix}{at}{whole}.weight" in self.names:
+            return self.checkpoint.shape(f"{self.prefix}{at}{whole}.weight")[0] // 2
+        return self.tensor(f"{at}{part}.weight").shape[0]
+
+    def norm(self, at: str, name: str | None) -> Tensor | None:
+        if name is None:
+            return None
+        return self.norm_weight(f"{at}{name}.weight", (self.spec.hidden,))
+
+    def head_norm(self, at: str, name: str) -> Tensor | None:
+        there = f"{self.prefix}{at}{name}.weight" in self.names
+        return self.norm_weight(f"{at}{name}.weight", None) if there else None
+
+    def norm_weight(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
+        return self.keep(self.tensor(name, shape).float() + self.spec.norm_offset)
+
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        full = self.prefix + name
+        if full not in self.names:
+            raise StartError(f"the checkpoint lacks {full}, which a {self.spec.family} has", "fetch the model again")
+        self.used.add(full)
+        return self.checked(full, self.checkpoint.read(full), shape)
+
+    def checked(self, name: str, tensor: Tensor, shape: tuple[int, ...] | None) -> Tensor:
+        if shape is not None and tuple(tensor.shape) != shape:
+            raise StartError(
+                f"{name} is {list(tensor.shape)}, config.json says {list(shape)}", "fetch config.json and weights of the same revision"
+            )
+        if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+            raise StartError(f"{name} is stored as {tensor.dtype}", "use the unquantised checkpoint of this model")
+        return tensor
+
+    def pack(self, matrix: Tensor) -> Weight:
+        weight = self.backend.pack(matrix, FORMATS[self.dtype])
+        self.bytes += weight.bytes
+        return weight
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """A tensor that is used as it is, on the device."""
+        self.bytes += tensor.nbytes
+        return tensor.to(self.backend.device)
+
+    def refuse_unused(self) -> None:
+        unused = sorted(name for name in self.names - self.used if not IGNORED.search(name))
+        if unused:
+            more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+            raise StartError(
+                f"a {self.spec.family} has no {', '.join(unused[:3])}{more}, but the checkpoint has",
+                "check that config.json and the weights belong together; adapters must be merged first",
+            )

@@ -1,0 +1,171 @@
+"""The one decoder: a stack of attention and MLP blocks over a residual stream, described by a `ModelSpec`.
+
+    residual = embed(tokens)                       [n, H]
+    for every layer:   x = attention(norm(residual));   residual += x
+                       x = mlp(norm(residual));         residual += x
+    logits = head(norm(residual)) of the rows that need them
+
+Families differ in where the norms stand, in the constants, and in whether the MLP is a mixture of experts; never in this loop.
+A block's result, the addition and the norm of the next block are one op. Everything is done by `backend.ops`; activations are float32
+between them. Knows nothing of files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from forerun.backends.base import AttentionSpec, Backend, Ops, Pool, PoolSpec, Weight
+from forerun.engine.batch import Batch
+from forerun.engine.models.model import Output
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Linear:
+    """x @ W.T + bias. `bias`: float32 [out] or None."""
+
+    weight: Weight
+    bias: Tensor | None
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+        return ops.matmul(x, self.weight, self.bias)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Attention:
+    """`qkv`: [(heads + 2·kv_heads)·D, H], rows q, k, v. `cos`, `sin`: float32 [positions, R/2]; no columns = no rotation."""
+
+    qkv: Linear
+    out: Linear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    cos: Tensor
+    sin: Tensor
+    spec: AttentionSpec
+    eps: float
+
+    def __call__(self, ops: Ops, x: Tensor, batch: Batch, pool: Pool, layer: int) -> Tensor:
+        qkv = self.qkv(ops, x)
+        ops.rope(qkv, batch.positions, self.cos, self.sin, self.spec, self.q_norm, self.k_norm, self.eps)
+        ops.write_kv(qkv, pool, layer, batch.slots, self.spec)
+        return self.out(ops, ops.attention(qkv, pool, layer, batch, self.spec))
+
+
+class Block(Protocol):
+    """What stands between two norms: [n, H] → [n, H]."""
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor: ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Mlp:
+    """`gate_up`: [2F, H], rows gate, up. `down`: [H, F]."""
+
+    gate_up: Linear
+    down: Linear
+    activation: str
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+        return self.down(ops, ops.gate(self.gate_up(ops, x), self.activation))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Mixture:
+    """The `top_k` of several MLPs that a router chooses for each row."""
+
+    router: Weight
+    gate_up: list[Weight]
+    down: list[Weight]
+    top_k: int
+    activation: str
+    normalize: bool
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+        return ops.moe(x, self.router, self.gate_up, self.down, self.top_k, self.activation, self.normalize)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Layer:
+    """`after_attention`, `after_mlp`: norms of a block's result before it is added. `before_mlp`, `before_next`: norms of the sum that
+    the MLP and the next layer (or the head) read. None = none stands there. All float32 [H]."""
+
+    attention: Attention
+    after_attention: Tensor | None
+    before_mlp: Tensor | None
+    mlp: Block
+    after_mlp: Tensor | None
+    before_next: Tensor | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Head:
+    """`weight`: [V, H]."""
+
+    weight: Weight
+    scale: float
+    softcap: float
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+        if not x.shape[0]:
+            return torch.empty(0, self.weight.shape[0], device=x.device)
+        return ops.logits(x, self.weight, self.scale, self.softcap)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stack:
+    """All weights of a decoder. `table`: [V, H]; `first`: the norm that the first layer reads through."""
+
+    table: Tensor
+    embed_scale: float
+    first: Tensor | None
+    layers: list[Layer]
+    head: Head
+    residual_scale: float
+    eps: float
+
+
+class Decoder:
+    """A `Model` (engine/models/model.py)."""
+
+    def __init__(
+        self, stack: Stack, backend: Backend, pool: PoolSpec, max_tokens: int, weight_bytes: int, dtype: str, facts: dict[str, str]
+    ) -> None:
+        self.stack = stack
+        self.ops = backend.ops
+        self.vocab, self.hidden = stack.table.shape[0], stack.table.shape[1]
+        self.layers = len(stack.layers)
+        self.pool = pool
+        self.max_tokens = max_tokens
+        self.weight_bytes = weight_bytes
+        self.dtype = dtype
+        self.facts = facts
+
+    def forward(self, batch: Batch, pool: Pool, taps: tuple[int, ...] = ()) -> Output:
+        """Tap i (0 … layers−1) is the residual stream behind decoder layer i; tap `layers` is the final norm of the last."""
+        ops, stack = self.ops, self.stack
+        tapped: dict[int, Tensor] = {}
+        residual = ops.embed(stack.table, batch.tokens, stack.embed_scale)
+        x = residual if stack.first is None else ops.norm(residual, stack.first, stack.eps)
+        for index, layer in enumerate(stack.layers):
+            x = layer.attention(ops, x, batch, pool, index)
+            x, residual = self.join(x, layer.after_attention, residual, layer.before_mlp)
+            x = layer.mlp(ops, x)
+            x, residual = self.join(x, layer.after_mlp, residual, layer.before_next)
+            if index in taps:
+                tapped[index] = residual
+        tapped[self.layers] = x
+        needed = x if batch.logit_rows.shape[0] == batch.rows else ops.take(x, batch.logit_rows)
+        return Output(stack.head(ops, needed), torch.cat([tapped[tap] for tap in taps], dim=1) if taps else None)
+
+    def join(self, x: Tensor, after: Tensor | None, residual: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Adds a block's result to the residual stream: (what the next block reads, the stream)."""
+        ops, stack = self.ops, self.stack
+        if after is not None:
+            x = ops.norm(x, after, stack.eps)
+        if before is None:
+            residual = ops.add(x, residual, stack.residual_scale)
+            return residual, residual
+        return ops.add_norm(x, residual, before, stack.eps, stack.residual_scale)

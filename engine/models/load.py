@@ -1,0 +1,109 @@
+"""From a `Start` message to a `Model`: find the files, choose the number type and the longest sequence, build.
+
+Two ways to build: the one decoder for the families of `spec.py`, and the unmodified transformers model for any other architecture (which
+is the only case that imports transformers). Both answer to the same `Model` protocol.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forerun.backends.base import Backend
+from forerun.engine.errors import StartError
+from forerun.engine.models.assemble import Progress, assemble
+from forerun.engine.models.model import Model
+from forerun.engine.models.spec import FAMILIES, ModelSpec, family_of, read_spec
+from forerun.engine.weights import Checkpoint, find_model, open_checkpoint, read_config
+from forerun.messages import Start
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+HOLDS = {torch.float32: {torch.float32, torch.bfloat16, torch.float16}, torch.bfloat16: {torch.bfloat16}, torch.float16: {torch.float16}}
+"""Which types' values a type holds without rounding."""
+
+
+def load_model(start: Start, backend: Backend, progress: Progress) -> Model:
+    """Loads and packs the model that `start` names. `progress(stage, done, total)`. StartError says what is wrong and the cure."""
+    refuse_what_is_not_there(start)
+    model = load_any(start, backend, progress)
+    if start.kv_dtype:
+        model.pool = dataclasses.replace(model.pool, dtype=DTYPES[start.kv_dtype])
+    return model
+
+
+def load_any(start: Start, backend: Backend, progress: Progress) -> Model:
+    path = find_model(start.model_id, start.revision, start.hub_cache)
+    config = read_config(path)
+    if config is not None and family_of(config) not in FAMILIES:
+        return load_other(path, config, start, backend, progress)
+    checkpoint = open_checkpoint(path, start.allow_pickle)
+    config = config or checkpoint.config
+    if config is None:
+        raise StartError(f"{path} has no config.json", "give the model's folder, not a file in it")
+    dtype = choose_dtype(start.dtype, stored_dtype(config, checkpoint), backend)
+    spec = read_spec(config, rope_override(start))
+    return assemble(spec, checkpoint, backend, dtype, longest(spec, start.max_total_tokens), progress)
+
+
+def load_other(path: Path, config: dict[str, Any], start: Start, backend: Backend, progress: Progress) -> Model:
+    from forerun.engine.models.transformers import load_transformers
+
+    if rope_override(start) is not None:
+        raise StartError(f"--rope-scaling is not available for {family_of(config)}", "write it into config.json of the model")
+    dtype = choose_dtype(start.dtype, named_dtype(config) or torch.float32, backend)
+    return load_transformers(path, backend, dtype, start.max_total_tokens, start.trust_remote_code, start.allow_pickle, progress)
+
+
+def refuse_what_is_not_there(start: Start) -> None:
+    if start.quantize:
+        raise StartError(f"--quantize {start.quantize} is not available", "leave it out; weights are used in --dtype")
+    if start.kv_dtype and DTYPES.get(start.kv_dtype) is None:
+        raise StartError(f"--kv-cache-dtype {start.kv_dtype} is not available", f"use one of {', '.join(DTYPES)}, or leave it out")
+    if start.world != 1:
+        raise StartError(f"a model over {start.world} workers is not available", "use --num-shard 1")
+
+
+def rope_override(start: Start) -> dict[str, Any] | None:
+    """The command line's rope scaling; a factor alone means linear (as in TGI)."""
+    if start.rope_scaling is None and start.rope_factor is None:
+        return None
+    return {"rope_type": start.rope_scaling or "linear", "factor": start.rope_factor or 1.0}
+
+
+def named_dtype(config: dict[str, Any]) -> torch.dtype | None:
+    """The type that a configuration names, in either spelling."""
+    inner = config.get("text_config") or {}
+    name = config.get("dtype") or config.get("torch_dtype") or inner.get("dtype") or inner.get("torch_dtype") or ""
+    return DTYPES.get(str(name))
+
+
+def stored_dtype(config: dict[str, Any], checkpoint: Checkpoint) -> torch.dtype:
+    named = named_dtype(config)
+    if named is not None:
+        return named
+    largest = max(checkpoint.names(), key=lambda name: torch.Size(checkpoint.shape(name)).numel())
+    return checkpoint.read(largest).dtype
+
+
+def choose_dtype(asked: str | None, stored: torch.dtype, backend: Backend) -> torch.dtype:
+    """What is asked for; else the first of the device's types (best first) that holds the checkpoint's values without rounding."""
+    offered = backend.caps.dtypes
+    names = ", ".join(str(dtype).removeprefix("torch.") for dtype in offered)
+    if asked:
+        if DTYPES.get(asked) not in offered:
+            raise StartError(f"--dtype {asked} is not available on {backend.name}", f"use one of {names}, or leave it out")
+        return DTYPES[asked]
+    return next((dtype for dtype in offered if stored in HOLDS.get(dtype, set())), offered[0])
+
+
+def longest(spec: ModelSpec, asked: int) -> int:
+    """The longest sequence: what is asked for, if the positions reach so far; else what the model states."""
+    if asked > spec.reach:
+        raise StartError(
+            f"max_total_tokens {asked} is more than the model's {spec.reach} positions",
+            f"use --max-total-tokens {spec.reach} or less, or stretch the positions with --rope-scaling dynamic --rope-factor N",
+        )
+    return asked or spec.max_positions
