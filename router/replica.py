@@ -1,0 +1,311 @@
+"""The step loop of one worker group: plans go down, results come up, tokens go to their streams.
+
+Owns the worker (through a `Link`), its scheduler, the sequences that are alive in it, and what happens when the worker dies. Decides
+nothing about batching (the scheduler does) and knows nothing of text (the streams do). Everything runs synchronously on the event
+loop, when a request comes or a frame arrives:
+
+    submit ─▶ add ──┐                          plan ─▶ Link.send: at most two plans on the way, so that the worker
+                    ├─▶ pump while there is a                     starts the next step the moment it has answered one
+    result ─▶ apply ┘   └─▶ then tell the streams what the result brought
+
+The front holds every token, and the dice depend on seed and index only. So when a worker dies, the scheduler puts its sequences back
+into the queue, a new worker is started, and the streams go on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import enum
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import structlog
+
+from forerun.messages import Inject, Progress, Ready, Start, StepResult
+from forerun.router.events import Event, Tally
+from forerun.router.link import Death, Link
+from forerun.router.observer import Load, Observer, StepReport
+from forerun.router.policy import Policy
+from forerun.router.request import Failure, Run, Sequence
+from forerun.router.scheduler import Scheduler
+
+MOST_DEATHS = 3
+DEATHS_SECONDS = 60.0
+BACKOFF_SECONDS = (0.0, 0.0, 1.0)
+"""Pause before a worker is started again, by the number of deaths within the last minute."""
+TICK_SECONDS = 0.25
+
+_log = structlog.get_logger("forerun.router")
+_worker_log = structlog.get_logger("forerun.worker")
+_NO_RESULT = (StepResult(0), 0.0)
+
+
+class State(enum.Enum):
+    LOADING = "loading"
+    READY = "ready"
+    FAILED = "failed"
+
+
+class Overseer(Protocol):
+    """Who hears what becomes of a replica."""
+
+    def terms(self, ready: Ready) -> Policy:
+        """How to batch on this worker, which is ready. Raises ValueError when it cannot serve what was asked of it."""
+        ...
+
+    def changed(self) -> None:
+        """`state` is another one than before."""
+        ...
+
+
+Spawn = Callable[[Start, "Replica"], Link]
+"""starts a worker that tells the replica what happens to it"""
+
+
+class Replica:
+    def __init__(self, start: Start, spawn: Spawn, overseer: Overseer, observer: Observer) -> None:
+        self.state = State.LOADING
+        self.progressed: Progress | None = None
+        self.offer: Ready | None = None
+        """what the worker offers; None until one was ready"""
+        self.death: Death | None = None
+        """why it failed"""
+        self._start = start
+        self._spawn = spawn
+        self._overseer = overseer
+        self._observer = observer
+        self._loop = asyncio.get_running_loop()
+        self._scheduler: Scheduler | None = None
+        self._live: dict[Sequence, None] = {}
+        self._sent: collections.deque[float] = collections.deque()
+        """when each plan on the way was sent"""
+        self._landing = _NO_RESULT
+        """the result being applied, and how long its step took"""
+        self._last_result_at = 0.0
+        self._deaths: collections.deque[float] = collections.deque(maxlen=MOST_DEATHS)
+        self._pumping = False
+        self._closed = False
+        self._link: Link | None = spawn(start, self)
+        self._timer = self._loop.call_later(TICK_SECONDS, self._tick)
+
+    def __repr__(self) -> str:
+        return f"{self.state.value}: {self._scheduler if self._scheduler else 'no worker yet'}"
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence in self._live
+
+    @property
+    def alive(self) -> int:
+        """Sequences that are waiting or running."""
+        return len(self._live)
+
+    # What the router asks for.
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue it. Raises ValueError for one that could never run."""
+        assert self._scheduler is not None, "nothing is submitted before the worker was ready"
+        self._scheduler.add(sequence)
+        self._live[sequence] = None
+        if not self._pumping:
+            self._pumping = True
+            self._loop.call_soon(self._pump_and_tell)
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Its stream hears nothing any more. Idempotent."""
+        if self._scheduler is not None:
+            self._scheduler.cancel(sequence)
+        self._live.pop(sequence, None)
+
+    def fail_all(self, failure: Failure) -> None:
+        for sequence in list(self._live):
+            self.cancel(sequence)
+            sequence.stream.fail(failure)
+
+    def load(self) -> Load:
+        return self._scheduler.load() if self._scheduler else Load(0, 0, 0, 0, 0, 1)
+
+    def inject(self, message: Inject) -> None:
+        if self._link is not None:
+            self._link.send(message)
+
+    def beat_age(self) -> float:
+        """Seconds since the worker's last sign of life; infinite while there is no worker."""
+        return self._link.beat_age() if self._link else float("inf")
+
+    async def close(self) -> None:
+        """Stop the worker. Sequences that are alive hear nothing: fail them first."""
+        self._closed = True
+        self._timer.cancel()
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+
+    # What the worker says (link.Listener).
+
+    def progress(self, message: Progress) -> None:
+        if self.progressed is None or self.progressed.stage != message.stage:
+            _log.info(f"Worker: {message.stage}", total=message.total)
+        self.progressed = message
+
+    def ready(self, message: Ready) -> None:
+        try:
+            policy = self._overseer.terms(message)
+            if self._scheduler is None:
+                self._scheduler = Scheduler(message, policy)
+            else:
+                self._scheduler.restart(message)
+        except ValueError as error:
+            self._give_up(Death(str(error), fatal=True))
+            return
+        self.offer = message
+        self.progressed = None
+        self._become(State.READY)
+        self._pump_and_tell()
+
+    def result(self, message: StepResult) -> None:
+        assert self._scheduler is not None
+        now = time.monotonic()
+        began = max(self._sent.popleft(), self._last_result_at)
+        self._last_result_at = now
+        self._landing = message, now - began
+        try:
+            events = self._scheduler.apply(message, now)
+            self._pump(now)
+        except Exception:
+            # Whatever the worker said or the scheduler got wrong, a new worker and a cleared table put it right; the streams go on.
+            _log.exception("A result could not be applied")
+            self._lose("sent a result that could not be applied")
+            return
+        self._tell(events)
+        self._tell(self._scheduler.take_events())
+        self._observer.load(self._scheduler.load())
+
+    def said(self, line: str) -> None:
+        _worker_log.info(line)
+
+    def died(self, death: Death) -> None:
+        self._link = None
+        self._sent.clear()
+        self._observer.worker_died(death.reason)
+        now = time.monotonic()
+        self._deaths.append(now)
+        recent = sum(now - then < DEATHS_SECONDS for then in self._deaths)
+        if death.fatal and self.offer is None:
+            self._give_up(death)
+        elif recent >= MOST_DEATHS:
+            self._give_up(Death(f"{recent} workers died within a minute, the last because: {death.reason}", death.cure))
+        else:
+            _log.error("Worker died, starting another", reason=death.reason, cure=death.cure, alive=len(self._live))
+            if self._scheduler is not None:
+                self._scheduler.restart()
+            self.progressed = None
+            self._become(State.LOADING)
+            self._loop.call_later(BACKOFF_SECONDS[recent], self._respawn)
+
+    # What the scheduler says (events.Listener).
+
+    def tokens(self, sequence: Sequence, run: Run) -> None:
+        if sequence.cancelled:
+            return
+        try:
+            done = sequence.stream.tokens(run)
+        except Exception:
+            _log.exception("A stream could not take its tokens", request_id=sequence.request.id)
+            done = True
+        if done:
+            self.cancel(sequence)
+
+    def ended(self, sequence: Sequence, reason: str) -> None:
+        if not sequence.cancelled:
+            self._live.pop(sequence, None)
+            sequence.stream.end(reason)
+
+    def failed(self, sequence: Sequence, failure: Failure) -> None:
+        if not sequence.cancelled:
+            self._live.pop(sequence, None)
+            sequence.stream.fail(failure)
+
+    def admitted(self, sequence: Sequence, hit_tokens: int) -> None:
+        if sequence.preemptions == 0 and len(sequence.tokens) == sequence.params.prompt_tokens:
+            self._observer.prefix(hit_tokens, sequence.params.prompt_tokens)
+
+    def preempted(self, sequence: Sequence) -> None:
+        self._observer.preempted(1)
+
+    def stepped(self, tally: Tally) -> None:
+        result, seconds = self._landing
+        self._observer.stepped(
+            StepReport(
+                seconds=seconds,
+                prefill_tokens=tally.prefill_tokens,
+                decode_rows=tally.decode_rows,
+                rows=result.rows,
+                nodes=result.nodes,
+                tokens=tally.tokens,
+                drafted=tally.drafted,
+                accepted=tally.accepted,
+                draft_us=result.draft_us,
+                verify_us=result.verify_us,
+            )
+        )
+
+    # How it goes on.
+
+    def _pump(self, now: float) -> None:
+        """Send plans as long as there is something to do and fewer than two are on the way."""
+        if self.state is not State.READY or self._link is None:
+            return
+        assert self._scheduler is not None
+        while (plan := self._scheduler.plan(now)) is not None:
+            self._link.send(plan)
+            self._sent.append(now)
+            if plan.admit:
+                self._observer.admitted(len(plan.admit))
+
+    def _pump_and_tell(self) -> None:
+        self._pumping = False
+        if self._scheduler is None:
+            return
+        try:
+            self._pump(time.monotonic())
+        except Exception:
+            _log.exception("No plan could be made")
+            self._lose("waited for a plan that could not be made")
+            return
+        self._tell(self._scheduler.take_events())
+
+    def _tell(self, events: Iterable[Event]) -> None:
+        for event in events:
+            event.tell(self)
+
+    def _tick(self) -> None:
+        """Deadlines pass and gauges are read also while no step ends."""
+        self._timer = self._loop.call_later(TICK_SECONDS, self._tick)
+        if self._scheduler is not None:
+            self._scheduler.expire(time.monotonic())
+            self._pump_and_tell()
+            self._observer.load(self._scheduler.load())
+
+    def _become(self, state: State) -> None:
+        self.state = state
+        self._overseer.changed()
+
+    def _lose(self, reason: str) -> None:
+        if self._link is not None:
+            self._link.kill(reason)
+
+    def _respawn(self) -> None:
+        if self._closed:
+            return
+        try:
+            self._link = self._spawn(self._start, self)
+        except OSError as error:
+            self.died(Death(f"no worker could be started: {error}"))
+
+    def _give_up(self, death: Death) -> None:
+        self.death = death
+        _log.error("Worker failed", reason=death.reason, cure=death.cure)
+        self.fail_all(Failure(f"Request failed during generation: {death.reason}", "generation", 424))
+        self._become(State.FAILED)
