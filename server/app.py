@@ -67,27 +67,31 @@ def make_runner(app: web.Application) -> web.AppRunner:
 
 def _inference(native: Native) -> list[Operation]:
     plain, compat, event = schema.GenerateRequest, schema.CompatGenerateRequest, schema.StreamResponse
-    one, several = schema.GenerateResponse, list[schema.GenerateResponse]
+    one, several, tokens = schema.GenerateResponse, list[schema.GenerateResponse], list[schema.SimpleToken]
+    either = "Generate tokens, or a stream of them if `stream`"
     return [
-        inference("/", native.compat, "Generate tokens, or a stream of them if `stream`", compat, answer=several, event=event),
-        inference("/generate", native.generate, "Generate tokens", plain, answer=one),
-        inference("/generate_stream", native.generate_stream, "Generate a stream of tokens", plain, event=event),
-        inference("/invocations", native.invocations, "Generate tokens (SageMaker)", compat, answer=several, event=event),
-        inference("/tokenize", native.tokenize, "Tokenize inputs", plain, answer=list[schema.SimpleToken]),
+        inference("/", "compat_generate", native.compat, either, compat, answer=several, event=event),
+        inference("/generate", "generate", native.generate, "Generate tokens", plain, answer=one),
+        inference("/generate_stream", "generate_stream", native.generate_stream, "Generate a stream of tokens", plain, event=event),
+        inference(
+            "/invocations", "sagemaker_compatibility", native.invocations, f"{either} (SageMaker)", compat, answer=several, event=event
+        ),
+        inference("/tokenize", "tokenize", native.tokenize, "Tokenize inputs", plain, answer=tokens),
     ]
 
 
 def _questions(health: Health, pages: Pages) -> list[Operation]:
-    def probe(path: str, handler: Handler, summary: str) -> Operation:
-        return Operation("GET", path, handler, summary, errors={503: "No"}, error=schema.HealthError)
+    def probe(path: str, name: str, handler: Handler, summary: str) -> Operation:
+        return Operation("GET", path, name, handler, summary, errors={503: "No"}, error=schema.HealthError)
 
+    loading = {503: "The model is loading"}
     return [
-        Operation("GET", "/info", pages.info, "Model and limits", answer=schema.Info, errors={503: "The model is loading"}),
-        Operation("GET", "/metrics", pages.metrics, "Prometheus metrics", text="text/plain"),
-        probe("/", health.health, "Can requests be sent?"),
-        probe("/health", health.health, "Can requests be sent?"),
-        probe("/ping", health.health, "Can requests be sent? (SageMaker)"),
-        probe("/health/live", health.live, "Is the process worth keeping?"),
-        probe("/health/ready", health.health, "Should new requests be routed here?"),
-        probe("/health/generate", health.generate, "Does a token come out?"),
+        Operation("GET", "/info", "get_model_info", pages.info, "Model and limits", answer=schema.Info, errors=loading),
+        Operation("GET", "/metrics", "metrics", pages.metrics, "Prometheus metrics", text="text/plain"),
+        probe("/", "root_health", health.health, "Can requests be sent?"),
+        probe("/health", "health", health.health, "Can requests be sent?"),
+        probe("/ping", "ping", health.health, "Can requests be sent? (SageMaker)"),
+        probe("/health/live", "live", health.live, "Is the process worth keeping?"),
+        probe("/health/ready", "ready", health.health, "Should new requests be routed here?"),
+        probe("/health/generate", "generates", health.generate, "Does a token come out?"),
     ]

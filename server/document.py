@@ -28,10 +28,12 @@ _GENERATION_ERRORS = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Operation:
-    """One route. `answer`: type of the JSON answer (None: empty or text); `event`: type of each server-sent event."""
+    """One route. `name`: the operation's id, TGI's where it has one. `answer`: type of the JSON answer (None: empty or text). `event`:
+    type of each server-sent event."""
 
     method: str
     path: str
+    name: str
     handler: Handler
     summary: str
     body: type | None = None
@@ -43,9 +45,11 @@ class Operation:
     error: type = ErrorResponse
 
 
-def inference(path: str, handler: Handler, summary: str, body: type, *, answer: Any = None, event: type | None = None) -> Operation:
+def inference(
+    path: str, name: str, handler: Handler, summary: str, body: type, *, answer: Any = None, event: type | None = None
+) -> Operation:
     """A route that generates: a POST under the API key, with the errors they all have."""
-    return Operation("POST", path, handler, summary, body, answer, event, errors=_GENERATION_ERRORS)
+    return Operation("POST", path, name, handler, summary, body, answer, event, errors=_GENERATION_ERRORS)
 
 
 def document(operations: Sequence[Operation], *, title: str, version: str, secured: bool) -> bytes:
@@ -80,7 +84,7 @@ def _operation(one: Operation, shapes: dict[Any, Any], secured: bool) -> dict[st
     bad = {"application/json": {"schema": shapes[one.error]}}
     made: dict[str, Any] = {
         "summary": one.summary,
-        "operationId": one.handler.__name__,
+        "operationId": one.name,
         "responses": {
             "200": {"description": "OK", **({"content": good} if good else {})},
             **{str(status): {"description": words, "content": bad} for status, words in one.errors.items()},

@@ -1,0 +1,54 @@
+"""The OpenAPI document says what the server does, and the page that shows it needs nothing from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from tests.server.front import Front, serve
+
+
+async def document(front: Front) -> dict[str, Any]:
+    return json.loads((await front.get("/api-doc/openapi.json"))[1])
+
+
+async def test_every_operation_answers_and_every_reference_resolves() -> None:
+    async with serve() as front:
+        made = await document(front)
+        text = json.dumps(made)
+        for name in re.findall(r'"#/components/schemas/(\w+)"', text):
+            assert name in made["components"]["schemas"]
+        for path, methods in made["paths"].items():
+            for method in methods:
+                async with front.session.request(method, front.url + path, json={"inputs": "x"} if method == "post" else None) as response:
+                    assert response.status == 200, path
+        operations = [one["operationId"] for methods in made["paths"].values() for one in methods.values()]
+        assert len(operations) == len(set(operations))
+
+
+async def test_parameters_are_described_with_their_ranges_and_defaults() -> None:
+    async with serve() as front:
+        fields = (await document(front))["components"]["schemas"]["GenerateParameters"]["properties"]
+        assert fields["details"]["default"] is False
+        assert fields["max_new_tokens"]["default"] is None
+        for name, field in fields.items():
+            assert "description" in json.dumps(field), name
+        assert "exclusiveMaximum" in json.dumps(fields["top_p"])
+
+
+async def test_security_is_declared_only_with_a_key() -> None:
+    async with serve() as front:
+        assert "securitySchemes" not in (await document(front))["components"]
+    async with serve("--api-key", "k") as front:
+        made = await document(front)
+        assert made["paths"]["/generate"]["post"]["security"] == [{"key": []}]
+        assert "security" not in made["paths"]["/health"]["get"]
+
+
+async def test_the_page_is_self_contained() -> None:
+    async with serve() as front:
+        for path in ("/docs", "/docs/"):
+            response, body = await front.get(path)
+            assert response.headers["content-type"] == "text/html; charset=utf-8"
+            assert not re.search(rb"(src|href)=\"(?!/api-doc)|https?://|import ", body)

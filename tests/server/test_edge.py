@@ -1,0 +1,156 @@
+"""What every request passes: key, CORS, names, and errors as JSON whatever went wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from forerun.router.service import Phase
+from tests.server.front import LIMITS, serve, stuck, until
+
+INFERENCE = ["/", "/generate", "/generate_stream", "/invocations", "/tokenize", "/v1/chat/completions", "/v1/completions", "/vertex"]
+OPEN = ["/", "/health", "/ping", "/info", "/metrics", "/docs", "/api-doc/openapi.json", "/health/live", "/health/ready"]
+
+
+@pytest.mark.parametrize("path", [*INFERENCE, "/chat_tokenize"])
+async def test_the_key_guards_whatever_generates(path: str) -> None:
+    async with serve("--api-key", "Secret") as front:
+        for headers in ({}, {"Authorization": "Bearer secret"}, {"Authorization": "Secret"}, {"Authorization": "Bearer Secret "[:-2]}):
+            async with front.session.post(front.url + path, json={"inputs": "x"}, headers=headers) as response:
+                assert response.status == 401
+                assert response.headers["www-authenticate"] == "Bearer"
+                assert set(await response.json()) == {"error", "error_type"}
+        response, _ = await front.raw(path, {"inputs": "x"}, headers={"Authorization": "Bearer Secret"})
+        assert response.status in (200, 404)
+
+
+@pytest.mark.parametrize("path", OPEN)
+async def test_probes_and_pages_need_no_key(path: str) -> None:
+    async with serve("--api-key", "Secret") as front:
+        response, _ = await front.get(path)
+        assert response.status == 200
+
+
+async def test_without_a_key_authorization_is_ignored() -> None:
+    async with serve() as front:
+        status, _ = await front.post("/generate", {"inputs": "x"}, headers={"Authorization": "Bearer anything"})
+        assert status == 200
+
+
+async def test_a_browser_may_send_the_key_and_read_the_headers() -> None:
+    async with serve() as front:
+        asked = {"Origin": "https://a", "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,x-own"}
+        async with front.session.options(front.url + "/generate", headers=asked) as response:
+            assert response.status == 200 and await response.read() == b""
+            assert response.headers["access-control-allow-origin"] == "*"
+            assert response.headers["access-control-allow-methods"] == "GET,POST"
+            assert response.headers["access-control-allow-headers"] == "authorization,x-own"
+        response, _ = await front.raw("/generate_stream", {"inputs": "x"})
+        assert response.headers["access-control-allow-origin"] == "*"
+        assert response.headers["access-control-expose-headers"] == "*"
+        assert "origin" in response.headers["vary"]
+
+
+async def test_listed_origins_only() -> None:
+    async with serve("--cors-allow-origin", "https://a", "--cors-allow-origin", "https://b") as front:
+        for origin, allowed in (("https://a", "https://a"), ("https://b", "https://b"), ("https://c", None)):
+            response, _ = await front.get("/health", headers={"Origin": origin})
+            assert response.headers.get("access-control-allow-origin") == allowed
+
+
+async def test_request_ids_are_kept_or_made() -> None:
+    async with serve() as front:
+        response, _ = await front.raw("/generate", {"inputs": "x"}, headers={"x-request-id": "mine-1"})
+        assert response.headers["x-request-id"] == "mine-1"
+        assert front.router.submitted[0].request.id == "mine-1"
+        for bad in ("", "with space", "x" * 129):
+            response, _ = await front.get("/health", headers={"x-request-id": bad})
+            assert response.headers["x-request-id"] not in ("", bad)
+        response, _ = await front.get("/nowhere")
+        assert response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nowhere", 404), ("POST", "/nowhere", 404), ("GET", "/generate", 405), ("PUT", "/", 405), ("DELETE", "/health", 405)],
+)
+async def test_unknown_routes_and_methods(method: str, path: str, status: int) -> None:
+    async with serve() as front, front.session.request(method, front.url + path) as response:
+        assert response.status == status
+        assert set(await response.json()) == {"error", "error_type"}
+        assert ("allow" in response.headers) == (status == 405)
+
+
+async def test_bodies_that_cannot_be_read() -> None:
+    async with serve("--payload-limit", "1000") as front:
+        for data, headers, status in [
+            (b'{"inputs":"x"}', {"Content-Type": "text/plain"}, 415),
+            (b'{"inputs":"x"}', {"Content-Type": "application/jsonp"}, 415),
+            (b"{", {"Content-Type": "application/json"}, 400),
+            (b'{"inputs":"' + b"x" * 1000 + b'"}', {"Content-Type": "application/json"}, 413),
+            (b"{}", {"Content-Type": "application/json"}, 422),
+        ]:
+            for path in ("/", "/generate", "/generate_stream", "/invocations", "/tokenize"):
+                async with front.session.post(front.url + path, data=data, headers=headers) as response:
+                    assert response.status == status
+                    error = await response.json()
+                    assert error["error_type"] == "validation"
+        for kind in ("application/json; charset=utf-8", "application/vnd.api+json"):
+            async with front.session.post(front.url + "/tokenize", data=b'{"inputs":"x"}', headers={"Content-Type": kind}) as response:
+                assert response.status == 200
+
+
+async def test_a_body_of_exactly_the_limit_is_taken() -> None:
+    body = json.dumps({"inputs": "x"}).encode()
+    body += b" " * (1000 - len(body))
+    async with serve("--payload-limit", "1000") as front:
+        for extra, status in ((b"", 200), (b" ", 413)):
+            sent = front.session.post(front.url + "/tokenize", data=body + extra, headers={"Content-Type": "application/json"})
+            async with sent as response:
+                assert response.status == status
+
+
+async def test_our_own_bugs_are_json_too() -> None:
+    async with serve() as front:
+        front.services.tokenizer.encode = None
+        assert (await front.post("/generate", {"inputs": "x"}))[1]["error_type"] == "internal"
+        await front.settled()
+
+
+async def test_overload_answers_at_once_and_passes() -> None:
+    async with serve(script=stuck, step_seconds=0.01) as front:
+        body = {"inputs": "x", "parameters": {"max_new_tokens": 1}}
+        waiting = [asyncio.create_task(front.post("/generate", body)) for _ in range(LIMITS.max_concurrent_requests)]
+        await until(lambda: front.router.inside == LIMITS.max_concurrent_requests)
+        async with asyncio.timeout(2):
+            refused = await asyncio.gather(*(front.post("/generate", body) for _ in range(42)))
+        assert refused == [(429, {"error": "Model is overloaded", "error_type": "overloaded"})] * 42
+        # The permit comes before the parameters are looked at.
+        assert (await front.post("/generate", {"inputs": "", "parameters": {"max_new_tokens": 0}}))[0] == 429
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await front.settled()
+        assert f'tgi_request_failure{{err="overloaded"}} {43}' in front.services.metrics.text()
+
+
+async def test_best_of_takes_as_many_permits() -> None:
+    async with serve(script=stuck, step_seconds=0.01) as front:
+        front.router.inside = LIMITS.max_concurrent_requests - 1
+        status, _ = await front.post("/generate", {"inputs": "x", "parameters": {"best_of": 2, "do_sample": True}})
+        assert status == 429
+        front.router.inside = 0
+
+
+async def test_while_loading_inference_is_told_to_come_back() -> None:
+    async with serve() as front:
+        front.router.phase = Phase.LOADING
+        for path in ("/", "/generate", "/generate_stream", "/invocations"):
+            async with front.session.post(front.url + path, json={"inputs": "x"}) as response:
+                assert response.status == 429
+                assert response.headers["retry-after"] == "3"
+        front.services.tokenizer, kept = None, front.services.tokenizer
+        assert (await front.post("/tokenize", {"inputs": "x"}))[0] == 429
+        front.services.tokenizer = kept
