@@ -129,6 +129,7 @@ class Logging:
     log_level: str = tgi("info", "trace, debug, info, warn, error or off; of a filter such as `info,tower=warn` the bare level counts")
     log_colorize: bool = tgi(False, "true turns colour OFF (TGI's meaning); default: colour on a terminal", flag=False)
     env: bool = tgi(False, "log what `forerun doctor` would print, then serve", short="-e", no_env=True)
+    hint: bool = ours(False, "print a curl line to paste when the server is ready")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

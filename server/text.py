@@ -196,7 +196,7 @@ def _is_source(name: str) -> bool:
 
 
 def _convert(folder: Path, made: Path, config: Config) -> None:
-    command = [sys.executable, "-m", "forerun.server.convert", str(folder), str(made)]
+    command = [sys.executable, "-m", "forerun.engine.convert_tokenizer", str(folder), str(made)]
     command += ["--trust-remote-code"] if config.model.trust_remote_code else []
     try:
         done = subprocess.run(command, env=config.worker_environment(), capture_output=True, text=True, timeout=CONVERT_SECONDS)

@@ -1,6 +1,6 @@
-"""Writes a tokenizer.json for a model that has none. A process of its own: it is the only part of the front that loads transformers.
+"""Writes a tokenizer.json for a model that has none. Run by the front as a process of its own, so that the front never loads transformers.
 
-python -m forerun.server.convert MODEL_FOLDER_OR_GGUF OUTPUT_FOLDER [--trust-remote-code]
+python -m forerun.engine.convert_tokenizer MODEL_FOLDER_OR_GGUF OUTPUT_FOLDER [--trust-remote-code]
 """
 
 from __future__ import annotations
