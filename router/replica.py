@@ -36,6 +36,8 @@ DEATHS_SECONDS = 60.0
 BACKOFF_SECONDS = (0.0, 0.0, 1.0)
 """Pause before a worker is started again, by the number of deaths within the last minute."""
 TICK_SECONDS = 0.25
+LOG_SECONDS = 2.0
+"""between two lines about the progress of one stage"""
 
 _log = structlog.get_logger("forerun.router")
 _worker_log = structlog.get_logger("forerun.worker")
@@ -84,6 +86,7 @@ class Replica:
         self._landing = _NO_RESULT
         """the result being applied, and how long its step took"""
         self._last_result_at = 0.0
+        self._logged_at = 0.0
         self._deaths: collections.deque[float] = collections.deque(maxlen=MOST_DEATHS)
         self._pumping = False
         self._closed = False
@@ -145,8 +148,10 @@ class Replica:
     # What the worker says (link.Listener).
 
     def progress(self, message: Progress) -> None:
-        if self.progressed is None or self.progressed.stage != message.stage:
-            _log.info(f"Worker: {message.stage}", total=message.total)
+        now = time.monotonic()
+        if self.progressed is None or self.progressed.stage != message.stage or now - self._logged_at >= LOG_SECONDS:
+            self._logged_at = now
+            _log.info(f"Worker: {message.stage}", done=message.done, total=message.total)
         self.progressed = message
 
     def ready(self, message: Ready) -> None:
