@@ -1,0 +1,117 @@
+"""A server of ours, started as users start it, watched from outside and stopped by SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from forerun.bench import process
+from forerun.bench.http import Connection, Origin
+
+START_SECONDS = 300.0
+STOP_SECONDS = 120.0
+POLL_SECONDS = 0.02
+
+
+class StartFailed(RuntimeError):
+    """The server ended, or was not ready in time; carries the end of its log."""
+
+
+class Launched:
+    """`async with Launched(model, flags) as server`: it is ready inside. `ready_seconds`: from the start of the process to the first
+    healthy answer. `exit_code`: after the end, 0 when it drained as it should."""
+
+    def __init__(self, model_id: str, flags: Sequence[str]) -> None:
+        port = _free_port()
+        self.origin = Origin("127.0.0.1", port, tls=False, prefix="")
+        self.ready_seconds = 0.0
+        self.exit_code: int | None = None
+        self._command = [sys.executable, "-m", "forerun.cli", "serve", "--model-id", model_id]
+        self._command += ["--hostname", "127.0.0.1", "--port", str(port), *flags]
+        self._log = Path(tempfile.gettempdir()) / f"forerun-bench-{os.getpid()}-{port}.log"
+        self._child: subprocess.Popen[bytes] | None = None
+
+    async def __aenter__(self) -> Launched:
+        """Raises StartFailed."""
+        began = time.perf_counter()
+        self._spawn()
+        try:
+            while await self._status("/health") != 200:
+                self._check(time.perf_counter() - began)
+                await asyncio.sleep(POLL_SECONDS)
+        except BaseException:
+            await self._stop()
+            raise
+        self.ready_seconds = time.perf_counter() - began
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._stop()
+
+    def _spawn(self) -> None:
+        with self._log.open("wb") as log:
+            self._child = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def _check(self, waited: float) -> None:
+        assert self._child is not None
+        ended = self._child.poll() is not None
+        if ended or waited > START_SECONDS:
+            state = f"ended with {self._child.returncode}" if ended else "was not ready in time"
+            raise StartFailed(f"the server {state}; the end of its log:\n{self._log.read_text()[-3000:]}")
+
+    async def _status(self, path: str) -> int:
+        try:
+            return await self._get(path, lambda data: None)
+        except OSError:
+            return 0
+
+    async def _get(self, path: str, sink: Callable[[bytes], None]) -> int:
+        return await Connection(self.origin, {"Connection": "close"}).exchange("GET", path, b"", sink)
+
+    async def metrics(self) -> dict[str, float]:
+        """The server's metrics by their full name, labels included as they are written."""
+        pieces: list[bytes] = []
+        await self._get("/metrics", pieces.append)
+        lines = (line for line in b"".join(pieces).decode().splitlines() if line and not line.startswith("#"))
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+    @property
+    def front(self) -> int:
+        """Process id."""
+        assert self._child is not None
+        return self._child.pid
+
+    @property
+    def worker(self) -> int:
+        """Process id. Raises LookupError when there is none."""
+        for child in process.children(self.front):
+            if "forerun.engine.worker" in process.command_line(child):
+                return child
+        raise LookupError("the server has no worker process")
+
+    async def _stop(self) -> None:
+        """SIGTERM, and SIGKILL when it does not go."""
+        assert self._child is not None
+        if self._child.poll() is None:
+            self._child.send_signal(signal.SIGTERM)
+        try:
+            self.exit_code = await asyncio.to_thread(self._child.wait, STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self.exit_code = await asyncio.to_thread(self._child.wait)
+        self._log.unlink(missing_ok=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
