@@ -46,11 +46,11 @@ class Collector:
         said = self.transcript.extend(run)
         if not said:
             return False
-        self._pace.tick(run, len(said))
-        self._logprobs += sum(piece.token.logprob or 0.0 for piece in said)
+        self._pace.tick(len(said), run.accepted)
         if self._keep:
-            self.listed += [piece.token for piece in said]
-            self.top += [piece.top for piece in said if piece.top]
+            self.listed += said
+            self.top += map(self.transcript.alternatives, run.top[: len(said)])
+        self._logprobs += sum(token.logprob or 0.0 for token in said)
         if self.transcript.finish and not self.done.done():
             self.done.set_result(None)
         return self.transcript.finish == "stop_sequence"

@@ -22,8 +22,8 @@ from forerun.server import errors
 from forerun.server.answer import Form
 from forerun.server.errors import ApiError
 from forerun.server.pace import Pace
-from forerun.server.schema import StreamDetails, StreamResponse
-from forerun.server.transcript import Piece, Transcript
+from forerun.server.schema import StreamDetails, StreamResponse, Token
+from forerun.server.transcript import Transcript
 
 BACKLOG_BYTES = 4 << 20
 KEEP_ALIVE_SECONDS = 15.0
@@ -60,7 +60,7 @@ class EventStream:
         """Status and headers are out: send what is waiting and go on directly."""
         self._transport = transport
         waiting, self._pending = self._pending, []
-        self._write(b"".join(waiting) or self._framed(b":\n\n"))
+        self._write(b"".join(waiting) or self._comment())
         self._timer = self._loop.call_later(KEEP_ALIVE_SECONDS, self._keep_alive)
 
     def close(self) -> None:
@@ -68,16 +68,17 @@ class EventStream:
             self._timer.cancel()
 
     def tokens(self, run: Run) -> bool:
-        said = self.transcript.extend(run)
+        transcript = self.transcript
+        said = transcript.extend(run)
         if not said:
             return False
-        self._pace.tick(run, len(said))
-        finished = self.transcript.finish is not None
-        last = len(said) - 1 if finished else -1
-        self._write(b"".join([self._event(piece, index == last) for index, piece in enumerate(said)]))
-        if finished:
+        self._pace.tick(len(said), run.accepted)
+        last = len(said) - 1 if transcript.finish else -1
+        self._write(b"".join([self._event(token, run.top[i] if run.top else None, i == last) for i, token in enumerate(said)]))
+        if transcript.finish:
             self._settle()
-        return self.transcript.finish == "stop_sequence" or (self._transport is not None and self._transport.is_closing())
+            return transcript.finish == "stop_sequence"
+        return self._transport is not None and self._transport.is_closing()
 
     def end(self, reason: str) -> None:
         if not self.done.done():
@@ -87,15 +88,15 @@ class EventStream:
         if not self.done.done():
             self._fail(errors.failed(failure))
 
-    def _event(self, piece: Piece, last: bool) -> bytes:
+    def _event(self, token: Token, top: list[tuple[int, float]] | None, last: bool) -> bytes:
         self._index += 1
-        event = StreamResponse(self._index, piece.token)
-        if piece.top:
-            event.top_tokens = piece.top
+        event = StreamResponse(self._index, token)
+        if top:
+            event.top_tokens = self.transcript.alternatives(top)
         if last:
             event.generated_text = self._form.prefix + self.transcript.text()
             event.details = self._details() if self._form.details else None
-        return self._framed(b"data: %b\n\n" % _encode(event))
+        return self._data(_encode(event))
 
     def _details(self) -> StreamDetails:
         finish = self.transcript.finish
@@ -105,7 +106,7 @@ class EventStream:
     def _fail(self, error: ApiError) -> None:
         self.failure = error
         if not self.silent or self._transport is not None:
-            self._write(self._framed(b"data: %b\n\n" % error.body()))
+            self._write(self._data(error.body()))
         self._settle()
 
     def _settle(self) -> None:
@@ -113,8 +114,12 @@ class EventStream:
             if not future.done():
                 future.set_result(None)
 
-    def _framed(self, event: bytes) -> bytes:
-        return b"%x\r\n%b\r\n" % (len(event), event) if self._chunked else event
+    def _data(self, json: bytes) -> bytes:
+        """An event; its chunk holds eight bytes more than the JSON."""
+        return b"%x\r\ndata: %b\n\n\r\n" % (len(json) + 8, json) if self._chunked else b"data: %b\n\n" % json
+
+    def _comment(self) -> bytes:
+        return b"3\r\n:\n\n\r\n" if self._chunked else b":\n\n"
 
     def _write(self, data: bytes) -> None:
         transport = self._transport
@@ -134,6 +139,6 @@ class EventStream:
         """One timer a stream, moved on lazily: an event only notes when it was written."""
         idle = time.monotonic() - self._wrote_at
         if idle >= KEEP_ALIVE_SECONDS:
-            self._write(self._framed(b":\n\n"))
+            self._write(self._comment())
             idle = 0.0
         self._timer = self._loop.call_later(KEEP_ALIVE_SECONDS - idle, self._keep_alive)

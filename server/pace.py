@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-from forerun.router.request import Run
 from forerun.server.metrics import RequestMetrics
 
 
@@ -18,13 +17,13 @@ class Pace:
         self._last = arrived
         self._started = False
 
-    def tick(self, run: Run, shown: int) -> None:
-        """`shown` tokens of the run were passed on now."""
+    def tick(self, tokens: int, accepted: int) -> None:
+        """So many tokens are passed on now, of one step in which so many guesses were accepted."""
         now = time.monotonic()
         if self._started:
-            self._metrics.next_tokens(now - self._last, shown)
+            self._metrics.next_tokens(now - self._last, tokens)
         else:
             self._started = True
             self._metrics.first_token(now - self._last)
         self._last = now
-        self._metrics.skipped(run.accepted)
+        self._metrics.skipped(accepted)

@@ -2,7 +2,8 @@
 
 Owns names, JSON types, defaults, the order of keys on the wire and the text that the OpenAPI document shows. Knows no limits: ranges
 that TGI checks after parsing are only documented here (`_range`) and enforced in `validate.py`, in TGI's order and words; ranges that
-TGI's parser itself enforces (unsigned, 32 bit) are enforced by the decoder.
+TGI's parser itself enforces (unsigned, 32 bit) are enforced by the decoder. What exists once a token is left out of garbage collection
+(`gc=False`: it cannot be part of a cycle).
 """
 
 from __future__ import annotations
@@ -77,20 +78,20 @@ class CompatGenerateRequest(GenerateRequest):
     stream: Annotated[bool, Meta(description="Answer with server-sent events")] = False
 
 
-class PrefillToken(Struct):
+class PrefillToken(Struct, gc=False):
     id: int
     text: str
     logprob: Annotated[float | None, Meta(description="null for the first token")]
 
 
-class Token(Struct):
+class Token(Struct, gc=False):
     id: int
     text: Annotated[str, Meta(description="What this token adds to the text; empty while a character is incomplete")]
     logprob: float | None
     special: Annotated[bool, Meta(description="Not part of the generated text")]
 
 
-class SimpleToken(Struct):
+class SimpleToken(Struct, gc=False):
     id: int
     text: str
     start: Annotated[int, Meta(description="Offset of its first byte in the input")]
@@ -139,7 +140,7 @@ class StreamDetails(Struct):
     speculation: Speculation | UnsetType = UNSET
 
 
-class StreamResponse(Struct):
+class StreamResponse(Struct, gc=False):
     """One event of a stream: one token. The last one also carries the whole text."""
 
     index: Annotated[int, Meta(description="1, 2, 3 …")]

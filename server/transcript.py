@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from forerun.messages import SamplingParams
 from forerun.router.request import Run
@@ -40,13 +40,6 @@ class Vocabulary(Protocol):
     def token_text(self, token_id: int) -> str: ...
 
 
-class Piece(NamedTuple):
-    """One token as it is shown, and the alternatives at its place (empty when none were asked for)."""
-
-    token: Token
-    top: list[Token]
-
-
 class Transcript:
     """One sequence. `params` tell when a token ends it, by the rules the worker follows too; `stops` is None when there are none."""
 
@@ -65,29 +58,35 @@ class Transcript:
     def text(self) -> str:
         return "".join(self._pieces)
 
-    def extend(self, run: Run) -> list[Piece]:
-        """The run's tokens up to the one that ends the sequence; what was committed behind it is dropped."""
-        self.prompt_logprobs += run.prompt_logprobs
-        if run.tokens:
-            self.steps += 1
-            self.drafted += run.drafted
-            self.accepted += run.accepted
-        said: list[Piece] = []
-        logprobs, top = run.logprobs, run.top
-        for index, id in enumerate(run.tokens):
+    def extend(self, run: Run) -> list[Token]:
+        """The run's tokens up to the one that ends the sequence; what was committed behind it is dropped. Token i is `run.tokens[i]`."""
+        if run.prompt_logprobs:
+            self.prompt_logprobs += run.prompt_logprobs
+        if not run.tokens:
+            return []
+        self.steps += 1
+        self.drafted += run.drafted
+        self.accepted += run.accepted
+        said: list[Token] = []
+        logprobs = run.logprobs
+        for index, token_id in enumerate(run.tokens):
             if self.finish:
                 break
-            token = self._push(id, shortest(logprobs[index]) if logprobs else None)
-            said.append(Piece(token, [self._alternative(*other) for other in top[index]] if top else []))
+            said.append(self._push(token_id, shortest(logprobs[index]) if logprobs else None))
         return said
+
+    def alternatives(self, top: list[tuple[int, float]]) -> list[Token]:
+        """The most likely tokens at one place, as they are shown."""
+        vocabulary = self._vocabulary
+        return [Token(other, vocabulary.token_text(other), shortest(logprob), vocabulary.is_special(other)) for other, logprob in top]
 
     def speculation(self) -> Speculation:
         return Speculation(self.drafted, self.accepted, self.steps)
 
-    def _push(self, id: int, logprob: float | None) -> Token:
-        special = self._vocabulary.is_special(id)
-        text = self._detokenizer.push(id)
-        shown = self._vocabulary.token_text(id) if special else text
+    def _push(self, token_id: int, logprob: float | None) -> Token:
+        special = self._vocabulary.is_special(token_id)
+        text = self._detokenizer.push(token_id)
+        shown = self._vocabulary.token_text(token_id) if special else text
         stopped = False
         if self._stops is not None:
             shown, stopped = self._stops.push(shown)
@@ -95,7 +94,7 @@ class Transcript:
         # TGI's order: the limit, then the end of sequence, then the stop strings.
         if self.generated >= self._max_new_tokens:
             self.finish = "length"
-        elif id in self._stop_ids:
+        elif token_id in self._stop_ids:
             self.finish = "eos_token"
         elif stopped:
             self.finish = "stop_sequence"
@@ -104,16 +103,13 @@ class Transcript:
             if self.finish and not stopped:
                 shown += self._detokenizer.flush()
             self._pieces.append(shown)
-        return Token(id, shown, logprob, special)
-
-    def _alternative(self, id: int, logprob: float) -> Token:
-        return Token(id, self._vocabulary.token_text(id), shortest(logprob), self._vocabulary.is_special(id))
+        return Token(token_id, shown, logprob, special)
 
 
 def prefill(vocabulary: Vocabulary, tokens: Sequence[int], logprobs: Sequence[float]) -> list[PrefillToken]:
     """The prompt's tokens; the first has no log-probability, nothing comes before it."""
     known: list[float | None] = [None, *map(shortest, logprobs)]
-    return [PrefillToken(id, vocabulary.token_text(id), logprob) for id, logprob in zip(tokens, known, strict=True)]
+    return [PrefillToken(token, vocabulary.token_text(token), logprob) for token, logprob in zip(tokens, known, strict=True)]
 
 
 def shortest(value: float) -> float:
