@@ -1,0 +1,89 @@
+"""Transcripts: which rule ends a sequence, and numbers as single precision prints them."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.messages import SamplingParams
+from forerun.router.request import Run
+from forerun.server.stops import StopMatcher
+from forerun.server.transcript import Transcript, shortest
+from tests.server.front import byte_level
+
+TOKENIZER = byte_level()
+EOS = TOKENIZER.eos_ids[0]
+HALF = TOKENIZER._encode("한", True)[0]
+
+
+def transcript(limit: int, *stops: str) -> Transcript:
+    params = SamplingParams(0, 1, limit, stop_ids=TOKENIZER.eos_ids)
+    return Transcript(TOKENIZER, TOKENIZER.detokenizer([1]), StopMatcher(stops, keep=True) if stops else None, params)
+
+
+def said(made: Transcript, *tokens: int) -> list[str]:
+    return [token.text for token in made.extend(Run(list(tokens), [], [], []))]
+
+
+def test_the_limit_comes_before_the_end_of_sequence_and_that_before_stops() -> None:
+    made = transcript(2, "</s>")
+    said(made, 1, EOS)
+    assert made.finish == "length"
+    made = transcript(3, "</s>")
+    said(made, 1, EOS)
+    assert made.finish == "eos_token"
+    made = transcript(3, "hello")
+    said(made, *TOKENIZER._encode("hello", True))
+    assert made.finish == "stop_sequence"
+
+
+def test_special_tokens_are_shown_and_searched_but_are_no_text() -> None:
+    start = TOKENIZER._rust.token_to_id("<s>")
+    made = transcript(9, "s>")
+    assert said(made, 1, start) == [TOKENIZER.token_text(1), "<s>"]
+    assert (made.finish, made.text()) == ("stop_sequence", TOKENIZER.token_text(1))
+
+
+def test_an_incomplete_character_at_the_end() -> None:
+    made = transcript(2)
+    assert said(made, 64, HALF)[1] == made.text()[1:] == "\ufffd"
+    made = transcript(9)
+    assert said(made, 64, HALF, EOS) == [made.text(), "", "</s>"]
+
+
+def test_nothing_comes_behind_the_end() -> None:
+    made = transcript(9, "hello")
+    hello = TOKENIZER._encode("hello", True)
+    assert len(said(made, *hello, 1, 2, 3)) == len(hello)
+    assert said(made, 1) == []
+    assert made.generated == len(hello)
+
+
+def test_alternatives_are_shown_like_tokens() -> None:
+    first, second = transcript(9).alternatives([(EOS, -0.5), (64, -math.inf)])
+    assert (first.text, first.special, first.logprob) == ("</s>", True, -0.5)
+    assert (second.special, second.logprob) == (False, -math.inf)
+
+
+def single(value: float) -> float:
+    return struct.unpack("<f", struct.pack("<f", value))[0]
+
+
+@given(st.floats(width=32, min_value=-1e30, max_value=1e30))
+def test_shortest_is_the_shortest_decimal_of_a_single(value: float) -> None:
+    digits = next(digits for digits in range(1, 10) if single(float(f"{value:.{digits}g}")) == value)
+    assert shortest(value) == float(f"{value:.{digits}g}")
+
+
+def test_numbers_that_are_none() -> None:
+    assert math.isnan(shortest(math.nan))
+    assert shortest(-math.inf) == -math.inf
+
+
+@pytest.mark.parametrize("short", [-0.1, -1.5351562, 0.0, -12.0, -3.4e38])
+def test_shortest_examples(short: float) -> None:
+    assert shortest(single(short)) == short
