@@ -116,6 +116,7 @@ class Front:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.free_pages = list(range(engine.ready.pages))
+        self.users = [0] * engine.ready.pages
         self.free_rows = list(range(engine.ready.rows))
         self.running: list[Sequence_] = []
         self.steps = itertools.count(1)
@@ -127,19 +128,28 @@ class Front:
         size = self.engine.ready.page_tokens
         sequence.row = self.free_rows.pop(0)
         sequence.pages = list(shared)
+        for page in shared:
+            self.users[page] += 1
         sequence.computed = len(shared) * size
         self._admits.append(Admit(sequence.row, sequence.all, sequence.computed, list(shared), sequence.params))
         self.running.append(sequence)
 
-    def leave(self, sequence: Sequence_, dirty: bool = True) -> None:
+    def leave(self, sequence: Sequence_) -> None:
         """Preempt or drop it."""
         self.running.remove(sequence)
-        self._drops.append(sequence.row)
+        unsent = [admit for admit in self._admits if admit.row == sequence.row]
+        if unsent:
+            self._admits.remove(unsent[0])
+        else:
+            self._drops.append(sequence.row)
         self._release(sequence)
 
     def _release(self, sequence: Sequence_) -> None:
         self.free_rows.append(sequence.row)
-        self.free_pages += [page for page in sequence.pages if page not in self.free_pages]
+        for page in sequence.pages:
+            self.users[page] -= 1
+            if not self.users[page]:
+                self.free_pages.append(page)
         sequence.pages = []
 
     def step(self, shares: dict[int, int] | None = None, guess: int = 0, price: float = 0.0) -> list[Emit]:
@@ -153,6 +163,8 @@ class Front:
             most = guess if known == left else 0
             need = -(-(sequence.computed + known + most) // size) - len(sequence.pages)
             granted = [self.free_pages.pop(0) for _ in range(max(0, need))]
+            for page in granted:
+                self.users[page] += 1
             sequence.pages += granted
             feeds.append(Feed(sequence.row, known, most, granted))
             fed.append((sequence, known))
