@@ -133,7 +133,7 @@ def mixtral_experts(config: Config, layer: int) -> Experts:
 
 
 def qwen_experts(config: Config, layer: int) -> Experts | None:
-    count: int = config.get("num_experts") or config.get("num_local_experts") or 0
+    count: int = config["num_experts"] if "num_experts" in config else config.get("num_local_experts", 128)  # transformers 4 | 5
     dense = layer in (config.get("mlp_only_layers") or []) or not count or (layer + 1) % config.get("decoder_sparse_step", 1)
     normalize = config.get("norm_topk_prob", False)
     return None if dense else Experts(count, config.get("num_experts_per_tok", 8), normalize, "mlp", ("gate_proj", "up_proj", "down_proj"))
@@ -148,7 +148,7 @@ FAMILIES: dict[str, Family] = {
     "MixtralForCausalLM": Family(MISTRAL | {"rope_theta": 1e6, "rms_norm_eps": 1e-5}, windows=window_everywhere, experts=mixtral_experts),
     "Qwen2ForCausalLM": Family(QWEN, windows=qwen_windows),
     "Qwen3ForCausalLM": Family(QWEN | {"head_dim": 128}, windows=qwen_windows),
-    "Qwen3MoeForCausalLM": Family(QWEN | {"num_key_value_heads": 4, "num_experts": 128}, windows=qwen_moe_windows, experts=qwen_experts),
+    "Qwen3MoeForCausalLM": Family(QWEN | {"num_key_value_heads": 4}, windows=qwen_moe_windows, experts=qwen_experts),
     "GemmaForCausalLM": Family(GEMMA, gemma=True),
     "Gemma2ForCausalLM": Family(
         GEMMA
