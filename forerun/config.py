@@ -56,8 +56,16 @@ class Model:
         "", "hub cache; default: HF_HUB_CACHE, else HF_HOME/hub, else ~/.cache/huggingface/hub", env=("HF_HUB_CACHE",)
     )
     hf_home: str | None = tgi(None, "folder that holds the hub cache", flag=False)
-    hf_hub_offline: bool = tgi(False, "never touch the network; models come from folders and the hub cache", env=("TRANSFORMERS_OFFLINE",))
-    hf_token: str | None = tgi(None, "token for gated models", flag=False, secret=True, env=("HUGGING_FACE_HUB_TOKEN", "HF_API_TOKEN"))
+    hf_hub_offline: bool = tgi(
+        False, "tell the worker's libraries too never to touch the network; the server itself never does", env=("TRANSFORMERS_OFFLINE",)
+    )
+    hf_token: str | None = tgi(
+        None,
+        "hub token, handed to the worker; models are not downloaded, fetch gated ones first with `hf download`",
+        flag=False,
+        secret=True,
+        env=("HUGGING_FACE_HUB_TOKEN", "HF_API_TOKEN"),
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -337,8 +345,9 @@ def _settle(values: dict[str, Any], environ: Mapping[str, str], notes: list[str]
         if "speculator" in values:
             notes.append(f"`speculator` auto is {chosen} in this version")
         values["speculator"] = chosen
-    if values["speculator"] == "none" and values.get("speculate"):
-        notes.append(
-            f"`speculate` {values['speculate']} has no effect: this version has no drafter; decoding is plain and the output is the same"
-        )
+    if values["speculator"] == "none" and not values.get("echo"):
+        asked = [name for name in ("speculate", "speculation_max_batch_size", "speculation_controller") if values.get(name)]
+        notes += [
+            f"`{name}` {values[name]} has no effect without a drafter: decoding is plain and the output is the same" for name in asked
+        ]
         values["speculate"] = 0

@@ -5,9 +5,13 @@ Three ways, chosen once from the tokenizer's decoder:
 
     bytes    byte-level BPE: a token is bytes. An increment is what those bytes complete.
     local    Metaspace, WordPiece, byte fallback, none: behind the first visible text, what a token adds depends on nothing before it.
-             Two exceptions: the beginning (a leading space is stripped) is decoded whole until it shows text; a run of byte tokens
-             (<0xE2><0x82><0xAC>) is text only as a whole, since one bad byte spoils all of it, so it leaves when the run ends.
+             Two exceptions: the beginning (a leading space is stripped) is decoded whole until it shows text; byte tokens
+             (<0xE2><0x82><0xAC>) are text when they complete a character.
     window   anything else: decode a window twice and take what is new.
+
+One deliberate difference: decode turns a whole run of byte tokens into U+FFFD when any byte of it is bad. Characters that have left
+stay (holding them until the run ends would keep an emoji from the reader, and lose it before an end-of-sequence token): the run is
+U+FFFD from its first bad byte on.
 """
 
 from __future__ import annotations
@@ -83,11 +87,13 @@ def _is_local(steps: Iterable[dict[str, Any]]) -> bool:
 def _anchor(tokenizer: tokenizers.Tokenizer, special: frozenset[int]) -> int | None:
     """A token with visible text to stand before others, so that they are not the beginning."""
     ids = (i for i in range(tokenizer.get_vocab_size(with_added_tokens=False)) if i not in special)
-    return next((i for i in ids if not _is_byte(tokenizer, i) and tokenizer.decode([i]).isalnum()), None)
+    return next((i for i in ids if _byte(tokenizer, i) is None and tokenizer.decode([i]).isalnum()), None)
 
 
-def _is_byte(tokenizer: tokenizers.Tokenizer, token_id: int) -> bool:
-    return re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", tokenizer.id_to_token(token_id) or "") is not None
+def _byte(tokenizer: tokenizers.Tokenizer, token_id: int) -> int | None:
+    """The byte that a token like <0xE2> stands for."""
+    match = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", tokenizer.id_to_token(token_id) or "")
+    return int(match[1], 16) if match else None
 
 
 def _byte_of_char() -> dict[str, int]:
@@ -167,8 +173,8 @@ class ByteDetokenizer:
         return text
 
 
-class LocalVocabulary(dict[int, str | None]):
-    """Token id → the text it adds behind other text; None for a byte token. Filled as tokens come up."""
+class LocalVocabulary(dict[int, str | int]):
+    """Token id → the text it adds behind other text, or the byte it is. Filled as tokens come up."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, anchor: int, byte_fallback: bool) -> None:
         super().__init__()
@@ -177,8 +183,9 @@ class LocalVocabulary(dict[int, str | None]):
         self._skip = len(tokenizer.decode([anchor]))
         self._byte_fallback = byte_fallback
 
-    def __missing__(self, token_id: int) -> str | None:
-        found = None if self._byte_fallback and _is_byte(self._tokenizer, token_id) else self.inner([token_id])
+    def __missing__(self, token_id: int) -> str | int:
+        byte = _byte(self._tokenizer, token_id) if self._byte_fallback else None
+        found = self.inner([token_id]) if byte is None else byte
         self[token_id] = found
         return found
 
@@ -196,33 +203,59 @@ class LocalVocabulary(dict[int, str | None]):
 
 
 class LocalDetokenizer:
-    __slots__ = ("_beginning", "_run", "_vocabulary")
+    __slots__ = ("_beginning", "_bytes", "_ids", "_spoilt", "_vocabulary")
 
     def __init__(self, vocabulary: LocalVocabulary, beginning: list[int] | None) -> None:
         self._vocabulary = vocabulary
         self._beginning = beginning
         """all ids while they show no text yet, then None"""
-        self._run: list[int] = []
-        """byte tokens whose run has not ended"""
+        self._bytes = b""
+        """the beginning of a character, and the ids it came as"""
+        self._ids: list[int] = []
+        self._spoilt = False
+        """the run of byte tokens had a bad byte: what else comes of it is bad too"""
 
     def push(self, token_id: int) -> str:
         text = self._vocabulary[token_id]
-        if text is None or (self._run and not text):
-            # Behind a byte token, one without text may end the run (or be skipped and not): decode decides when text comes.
-            self._run.append(token_id)
-            return ""
-        if self._run or self._beginning is not None:
-            return self._settle([token_id])
-        return text
+        if isinstance(text, int):
+            return self._push_byte(token_id, text)
+        if self._beginning is None:
+            if text and (self._bytes or self._spoilt):
+                return self._end_run() + text
+            return text
+        if self._bytes and text:
+            return self._end_run() + text
+        return self._begin([token_id])
 
     def flush(self) -> str:
-        return self._settle([])
+        return self._end_run()
 
-    def _settle(self, ids: list[int]) -> str:
-        ids = self._run + ids
-        self._run = []
-        if self._beginning is None:
-            return self._vocabulary.inner(ids)
+    def _push_byte(self, token_id: int, byte: int) -> str:
+        if self._spoilt:
+            return "\ufffd"
+        self._bytes += bytes((byte,))
+        self._ids.append(token_id)
+        try:
+            _, used = utf_8_decode(self._bytes, "strict", False)
+        except UnicodeDecodeError:
+            text = self._end_run()
+            self._spoilt = True
+            return text
+        if not used:
+            return ""
+        ids, self._ids, self._bytes = self._ids, [], b""
+        return self._vocabulary.inner(ids) if self._beginning is None else self._begin(ids)
+
+    def _end_run(self) -> str:
+        """The bytes that complete no character, one U+FFFD each as decode does."""
+        text = "\ufffd" * len(self._bytes)
+        if text:
+            self._beginning = None
+        self._bytes, self._ids, self._spoilt = b"", [], False
+        return text
+
+    def _begin(self, ids: list[int]) -> str:
+        assert self._beginning is not None
         self._beginning += ids
         text = self._vocabulary.outer(self._beginning)
         if text:

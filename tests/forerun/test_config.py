@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,18 @@ OURS = (
 
 EXAMPLES = {int: "7", float: "1.0", bool: "true", str: "text"}
 OPTIONS = all_options()
+
+
+@pytest.fixture(scope="module")
+def sources() -> str:
+    root = Path(__file__).resolve().parents[2]
+    files = [
+        path
+        for part in ("server", "router", "forerun")
+        for path in (root / part).glob("*.py")
+        if path.name not in ("config.py", "options.py")
+    ]
+    return "\n".join(path.read_text() for path in files)
 
 
 def parse(*argv: str, **environ: str) -> Config:
@@ -261,11 +274,29 @@ def test_rope() -> None:
 
 def test_speculation_is_honest() -> None:
     assert parse().speculation.speculator == "none"
-    config = parse("--speculate", "2")
-    assert config.speculation.speculate == 0
-    assert "no drafter" in config.notes[0]
+    config = parse("--speculate", "2", "--speculation-max-batch-size", "8", "--speculation-controller", "fixed")
+    assert (config.speculation.speculate, len(config.notes)) == (0, 3)
+    assert all("without a drafter" in note for note in config.notes)
     assert parse("--speculator", "none", "--speculate", "0").notes == ()
     assert "auto is none" in parse("--speculator", "auto").notes[0]
+
+
+UNREAD = {
+    "hf_home": "decides huggingface_hub_cache, in config.py itself",
+    "hf_hub_offline": "handed on by worker_environment",
+    "hf_token": "handed on by worker_environment",
+    "disable_grammar_support": "grammars are always refused in this version",
+    "speculation_max_batch_size": "noted, there is no drafter in this version",
+    "speculation_controller": "noted, there is no drafter in this version",
+}
+
+
+@pytest.mark.parametrize("option", [o for o in OPTIONS if not o.declared.idle], ids=lambda option: option.name)
+def test_an_option_that_claims_an_effect_is_read_by_somebody(option, sources: str) -> None:
+    read = re.search(rf"\.{option.name}\b", sources) is not None
+    assert read != (option.name in UNREAD), (
+        "declare it `idle` and say why, or list it above" if not read else "it is read now: take it off the list"
+    )
 
 
 @pytest.mark.parametrize(
