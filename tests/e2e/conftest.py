@@ -1,0 +1,35 @@
+"""One server of each kind for all tests that do not disturb it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.server import Server, echo_folder, running, tiny_model
+
+
+@pytest.fixture(scope="session")
+def echo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return echo_folder(tmp_path_factory.mktemp("echo"))
+
+
+@pytest.fixture(scope="session")
+def echo(echo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(echo_model, tmp_path_factory.mktemp("log") / "echo.log", "--echo", "--max-concurrent-requests", "64") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tiny_model(tmp_path_factory.mktemp("model") / "llama")
+    flags = ("--device", "cpu", "--threads", "1", "--max-batch-total-tokens", "4096")
+    with running(folder, tmp_path_factory.mktemp("log") / "llama.log", *flags) as server:
+        yield server
+
+
+@pytest.fixture(scope="session", params=["echo", "llama"])
+def server(request: pytest.FixtureRequest) -> Server:
+    found: Server = request.getfixturevalue(request.param)
+    return found
