@@ -294,6 +294,8 @@ class GGUF:
         }
         if window := self.field("attention.sliding_window"):
             config["sliding_window"] = window
+        if self.kind == "gemma3":  # not in the file; the 27B model, known by its 62 layers, divides by the width of the stream per head
+            config["query_pre_attn_scalar"] = hidden // heads if config["num_hidden_layers"] == 62 else config["head_dim"]
         if scaling := self.rope_scaling():
             config["rope_scaling"] = scaling
         return config

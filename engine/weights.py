@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import pickle
 import struct
 from pathlib import Path
 from typing import Any, Protocol
@@ -126,7 +127,10 @@ class Pickled:
     config: dict[str, Any] | None = None
 
     def __init__(self, path: Path) -> None:
-        self.tensors: dict[str, Tensor] = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        try:
+            self.tensors: dict[str, Tensor] = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+            raise StartError(f"{path} is not a plain pickle of tensors, or is cut short", "use a checkpoint with *.safetensors") from error
 
     def names(self) -> set[str]:
         return set(self.tensors)

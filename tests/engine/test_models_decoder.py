@@ -112,17 +112,27 @@ def test_taps_are_hidden_states_behind_the_layers(case: str, folders: Any, backe
     feeder = Feeder(model, backend, sequences, taps)
     feeder.run()
     for sequence, parts in zip(sequences, feeder.tapped):
-        states: dict[int, torch.Tensor] = {}
-        hooks = [
-            layer.register_forward_hook(lambda module, given, out, i=i: states.update({i: out if torch.is_tensor(out) else out[0]}))
-            for i, layer in enumerate(reference.model.layers)
-        ]
-        with torch.no_grad():
-            states[model.layers] = reference.model(torch.tensor([sequence])).last_hidden_state
-        for hook in hooks:
-            hook.remove()
-        want = torch.cat([states[tap][0] for tap in taps], dim=1)
+        states = hidden_states(reference, sequence)
+        want = torch.cat([states[tap] for tap in taps], dim=1)
         assert (torch.cat(parts) - want).abs().max().item() < 1e-4
+
+
+def hidden_states(reference: Any, sequence: list[int]) -> dict[int, torch.Tensor]:
+    """What transformers' layers return, and its body behind the final norm."""
+    states: dict[int, torch.Tensor] = {}
+
+    def hear(index: int) -> Any:
+        return layers[index].register_forward_hook(
+            lambda module, given, out: states.update({index: out if torch.is_tensor(out) else out[0]})
+        )
+
+    layers = reference.model.layers
+    hooks = [hear(index) for index in range(len(layers))]
+    with torch.no_grad():
+        states[len(layers)] = reference.model(torch.tensor([sequence])).last_hidden_state
+    for hook in hooks:
+        hook.remove()
+    return {index: state[0] for index, state in states.items()}
 
 
 def test_no_taps_cost_nothing(folders: Any, backend: Backend) -> None:

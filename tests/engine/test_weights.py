@@ -1,0 +1,187 @@
+"""Finding a model on disk and reading its tensors: layouts, formats, damage, and what memory it takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from forerun.engine.errors import StartError
+from forerun.engine.weights import SAFETENSORS_TYPES, Safetensors, find_model, open_checkpoint, read_config
+
+TENSORS = {"a.weight": torch.arange(12.0).view(3, 4), "b.bias": torch.ones(5, dtype=torch.bfloat16), "c": torch.tensor(2.5)}
+
+
+def write(folder: Path, name: str = "model.safetensors", tensors: dict[str, torch.Tensor] | None = None) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(TENSORS if tensors is None else tensors, folder / name)
+    return folder
+
+
+def test_safetensors_reads_what_was_written(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(write(tmp_path))
+    assert checkpoint.names() == set(TENSORS)
+    for name, tensor in TENSORS.items():
+        assert checkpoint.shape(name) == tuple(tensor.shape)
+        assert checkpoint.read(name).dtype == tensor.dtype and torch.equal(checkpoint.read(name), tensor)
+
+
+@settings(max_examples=20, deadline=None)
+@given(shapes=st.lists(st.lists(st.integers(0, 5), max_size=3), min_size=1, max_size=5), data=st.data())
+def test_safetensors_of_any_shape_and_type(shapes: list[list[int]], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    kinds = sorted(SAFETENSORS_TYPES.values(), key=str)
+    tensors = {
+        f"t{i}": torch.randint(0, 2, shape).to(data.draw(st.sampled_from(kinds))) if 0 not in shape else torch.empty(shape)
+        for i, shape in enumerate(shapes)
+    }
+    checkpoint = open_checkpoint(write(tmp_path_factory.mktemp("any"), tensors=tensors))
+    for name, tensor in tensors.items():
+        read = checkpoint.read(name)
+        assert read.dtype == tensor.dtype and read.shape == tensor.shape and torch.equal(read.double(), tensor.double())
+
+
+def test_views_survive_a_release(tmp_path: Path) -> None:
+    """Released pages are read again from the file: nothing that is still held changes."""
+    checkpoint = open_checkpoint(write(tmp_path))
+    view = checkpoint.read("a.weight")
+    checkpoint.release()
+    assert torch.equal(view, TENSORS["a.weight"])
+
+
+def test_release_gives_memory_back(tmp_path: Path) -> None:
+    size = 64 << 20
+    checkpoint = open_checkpoint(write(tmp_path, tensors={"big": torch.ones(size // 4)}))
+    before = resident()
+    checkpoint.read("big").sum()
+    assert resident() - before > size // 2
+    checkpoint.release()
+    assert resident() - before < size // 4
+
+
+def resident() -> int:
+    fields = Path("/proc/self/statm").read_text().split()
+    return int(fields[1]) * 4096
+
+
+def test_shards(tmp_path: Path) -> None:
+    write(tmp_path, "model-1.safetensors", {"a.weight": TENSORS["a.weight"]})
+    write(tmp_path, "model-2.safetensors", {"b.bias": TENSORS["b.bias"]})
+    index = {"weight_map": {"a.weight": "model-1.safetensors", "b.bias": "model-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.names() == {"a.weight", "b.bias"} and checkpoint.shape("b.bias") == (5,)
+    assert torch.equal(checkpoint.read("a.weight"), TENSORS["a.weight"])
+    checkpoint.release()
+    (tmp_path / "model-2.safetensors").unlink()
+    with pytest.raises(StartError, match=r"lacks model-2.safetensors, which model.safetensors.index.json names; finish the download"):
+        open_checkpoint(tmp_path)
+
+
+def test_several_files_without_an_index(tmp_path: Path) -> None:
+    write(tmp_path, "one.safetensors")
+    assert open_checkpoint(tmp_path).names() == set(TENSORS)
+    write(tmp_path, "two.safetensors")
+    with pytest.raises(StartError, match="several weight files and no index"):
+        open_checkpoint(tmp_path)
+
+
+def test_pickles_need_permission(tmp_path: Path) -> None:
+    torch.save(TENSORS, tmp_path / "pytorch_model.bin")
+    with pytest.raises(StartError, match=r"pickle, which may carry code.*--allow-pickle"):
+        open_checkpoint(tmp_path)
+    checkpoint = open_checkpoint(tmp_path, allow_pickle=True)
+    assert torch.equal(checkpoint.read("a.weight"), TENSORS["a.weight"]) and checkpoint.shape("b.bias") == (5,)
+    write(tmp_path)
+    assert type(open_checkpoint(tmp_path)) is Safetensors
+
+
+def test_a_pickle_with_code_is_never_run(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return (Path.touch, (str(tmp_path / "sprung"),))
+
+    torch.save({"a": Trap()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(StartError, match="not a plain pickle of tensors"):
+        open_checkpoint(tmp_path, allow_pickle=True)
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("keep", [0, 4, 7, 60, -1])
+def test_a_file_cut_short_is_named(keep: int, tmp_path: Path) -> None:
+    path = write(tmp_path) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(StartError, match=r"model\.safetensors .*fetch the model again"):
+        open_checkpoint(tmp_path)
+
+
+def test_other_damage_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(StartError, match="git lfs pull"):
+        open_checkpoint(tmp_path)
+    path.write_bytes((9).to_bytes(8, "little") + b"{broken!}" + bytes(30))
+    with pytest.raises(StartError, match="broken header"):
+        open_checkpoint(tmp_path)
+    path.unlink()
+    with pytest.raises(StartError, match="has no weights"):
+        open_checkpoint(tmp_path)
+    (tmp_path / "weights.onnx").write_bytes(b"x")
+    with pytest.raises(StartError, match="no kind of weights"):
+        open_checkpoint(tmp_path / "weights.onnx")
+
+
+def test_config_is_read_or_refused(tmp_path: Path) -> None:
+    assert read_config(tmp_path) is None
+    (tmp_path / "config.json").write_text('{"hidden_size": 3}')
+    assert read_config(tmp_path) == {"hidden_size": 3}
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(StartError, match="not a JSON object"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(StartError, match="not JSON"):
+        read_config(tmp_path)
+
+
+class TestFinding:
+    """A model is a folder, a file, or a hub id in a cache; the network is never asked."""
+
+    @pytest.fixture
+    def cache(self, tmp_path: Path) -> Path:
+        folder = tmp_path / "hub" / "models--someone--model"
+        for commit in ("aaa", "bbb"):
+            write(folder / "snapshots" / commit)
+        (folder / "refs").mkdir()
+        (folder / "refs" / "main").write_text("bbb\n")
+        return tmp_path / "hub"
+
+    def test_folder_and_file(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "model") / "model.safetensors"
+        assert find_model(str(tmp_path / "model")) == tmp_path / "model"
+        assert find_model(str(path)) == path
+
+    def test_hub_cache(self, cache: Path) -> None:
+        assert find_model("someone/model", None, str(cache)).name == "bbb"
+        assert find_model("someone/model", "aaa", str(cache)).name == "aaa"
+        assert find_model("someone/model", None, str(cache.parent)).name == "bbb"
+        assert find_model(str(cache / "models--someone--model")).name == "bbb"
+
+    def test_a_revision_that_is_not_there(self, cache: Path) -> None:
+        with pytest.raises(StartError, match=r"no revision ccc \(it has aaa, bbb\)"):
+            find_model("someone/model", "ccc", str(cache))
+
+    def test_a_single_snapshot_needs_no_ref(self, tmp_path: Path) -> None:
+        write(tmp_path / "models--a--b" / "snapshots" / "only")
+        assert find_model("a/b", None, str(tmp_path)).name == "only"
+
+    def test_a_model_that_is_nowhere(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: object) -> None:
+            raise AssertionError("the network was asked")
+
+        monkeypatch.setattr("socket.socket.connect", refuse)
+        with pytest.raises(StartError, match=r"neither a folder nor in the hub cache.*hf download someone/other"):
+            find_model("someone/other", None, str(cache))
