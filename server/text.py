@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
@@ -37,6 +38,9 @@ INLINE_CHARS = 1_000
 SHORT_CHARS = 50_000
 """longer texts have threads of their own, so that a queue of megabyte prompts does not hold up the others"""
 CONVERT_SECONDS = 300
+
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+"""glibc's; other C libraries have none"""
 
 
 class TokenizerError(Exception):
@@ -99,8 +103,10 @@ class Tokenizer:
     async def _run(self, call: Callable[[str, bool], T], text: str, add_special_tokens: bool) -> T:
         if len(text) <= INLINE_CHARS:
             return call(text, add_special_tokens)
-        threads = self._short if len(text) <= SHORT_CHARS else self._long
-        return await asyncio.get_running_loop().run_in_executor(threads, call, text, add_special_tokens)
+        loop = asyncio.get_running_loop()
+        if len(text) <= SHORT_CHARS:
+            return await loop.run_in_executor(self._short, call, text, add_special_tokens)
+        return await loop.run_in_executor(self._long, _then_trim, call, text, add_special_tokens)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # Only the batch calls of tokenizers release the interpreter lock.
@@ -114,6 +120,15 @@ class Tokenizer:
             SimpleToken(id=token_id, text=text[start:stop], start=first, stop=last)
             for token_id, (start, stop, first, last) in zip(encoding.ids, _with_bytes(text, spans))
         ]
+
+
+def _then_trim(call: Callable[[str, bool], T], text: str, add_special_tokens: bool) -> T:
+    """A megabyte of text takes some 100 MB while it is tokenized, which the C library would keep for ever."""
+    try:
+        return call(text, add_special_tokens)
+    finally:
+        if _trim is not None:
+            _trim(0)
 
 
 def _with_bytes(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
