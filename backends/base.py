@@ -129,6 +129,10 @@ class Ops(Protocol):
         """residual + scale · x."""
         ...
 
+    def concat(self, parts: list[Tensor]) -> Tensor:
+        """[n, a], [n, b], … → [n, a + b + …]."""
+        ...
+
     def matmul(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
         """x float32 [n, in] → float32 [n, out]; x is rounded to the weight's compute type, accumulation is float32."""
         ...
@@ -210,7 +214,9 @@ class Backend(Protocol):
         ...
 
     def capture(self, function: Callable[..., Any], example: Any) -> Callable[..., Any]:
-        """A function that does the same work, recorded once and replayed where the device can; else `function` itself."""
+        """A function of a batch that does the same work, recorded and replayed where the device can; else `function` itself. A
+        recording is made when the function is first called with a kind of batch (`example`, if not None, is such a first call); what it
+        calls between ops must not depend on the batch's values. Results are the caller's to keep."""
         ...
 
     def synchronize(self) -> None: ...

@@ -74,8 +74,12 @@ def take(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm over the last dimension: x / sqrt(mean(x²) + eps) · weight."""
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+    """RMSNorm over the last dimension: x / sqrt(mean(x²) + eps) · weight. Row by row: torch sums in an order that depends on the shape."""
+    rows = x.reshape(-1, x.shape[-1])
+    means = torch.empty(rows.shape[0], 1)
+    for i in range(rows.shape[0]):
+        means[i] = rows[i].square().mean()
+    return x * torch.rsqrt(means + eps).view(*x.shape[:-1], 1) * weight
 
 
 def add(x: Tensor, residual: Tensor, scale: float = 1.0) -> Tensor:
@@ -89,13 +93,18 @@ def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, scale: flo
     return norm(total, weight, eps), total
 
 
+def concat(parts: list[Tensor]) -> Tensor:
+    """[n, a], [n, b], … → [n, a + b + …]."""
+    return torch.cat(parts, 1)
+
+
 def matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x float32 [n, in], weight [out, in] → float32 [n, out]: x rounded to the weight's type, products summed in float32. One
     matrix-vector product a row, so that a row's sum never depends on how many rows there are."""
     rounded, matrix = x.to(weight.dtype).float(), weight.float()
     out = torch.empty(x.shape[0], weight.shape[0])
     for i in range(x.shape[0]):
-        torch.mv(matrix, rounded[i], out=out[i])
+        out[i] = torch.mv(matrix, rounded[i].clone())  # a vector of its own: the sum's order depends on its alignment too
     return out if bias is None else out + bias
 
 
@@ -115,9 +124,9 @@ def rope(
     q_width, k_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     for part, weight in ((qkv[:, :q_width], q_norm), (qkv[:, q_width : q_width + k_width], k_norm)):
         if weight is not None:
-            part.copy_(norm(part.view(n, -1, weight.shape[0]), weight, eps).flatten(1))
+            part.copy_(norm(part.reshape(n, part.shape[1] // weight.shape[0], weight.shape[0]), weight, eps).flatten(1))
         half = cos.shape[1]
-        heads = part.view(n, -1, spec.head_dim)
+        heads = part.view(n, part.shape[1] // spec.head_dim, spec.head_dim)
         c, s = cos[at].unsqueeze(1), sin[at].unsqueeze(1)
         a, b = heads[..., :half].clone(), heads[..., half : 2 * half].clone()
         heads[..., :half] = a * c - b * s
@@ -129,7 +138,7 @@ def write_kv(qkv: Tensor, pool: Cache, layer: int, slots: Tensor, spec: Heads) -
     """Writes each row's keys and values, rounded to the pool's type, into its slot."""
     size = pool.keys.shape[3]
     page, offset = slots.long() // size, slots.long() % size
-    heads = qkv[:, spec.heads * spec.head_dim :].view(-1, 2, spec.kv_heads, spec.head_dim)
+    heads = qkv[:, spec.heads * spec.head_dim :].view(qkv.shape[0], 2, spec.kv_heads, spec.head_dim)
     pool.keys[layer][page, :, offset] = heads[:, 0].to(pool.keys.dtype)
     pool.values[layer][page, :, offset] = heads[:, 1].to(pool.values.dtype)
 
@@ -200,18 +209,24 @@ def activate(x: Tensor, activation: str) -> Tensor:
 
 
 def gate(x: Tensor, activation: str) -> Tensor:
-    """x [n, 2F] = (gate, up) → act(gate) · up [n, F]."""
+    """x [n, 2F] = (gate, up) → act(gate) · up [n, F]. Row by row: torch computes the tail of a tensor with other instructions."""
     left, right = x.chunk(2, -1)
-    return activate(left, activation) * right
+    out = torch.empty(left.shape)
+    for i in range(x.shape[0]):
+        out[i] = activate(left[i].clone(), activation) * right[i]
+    return out
 
 
 def route(logits: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:
     """Router logits [n, E] → (experts int64 [n, top_k] ascending by index, their weights). Ties go to the lower index."""
-    shares = torch.softmax(logits, -1)
+    shares = torch.stack([torch.softmax(row, -1) for row in logits]) if len(logits) else logits
     experts = torch.sort(logits, dim=-1, descending=True, stable=True).indices[:, :top_k].sort(-1).values
     weights = shares.gather(1, experts)
     if normalize:
-        weights = weights / weights.sum(-1, keepdim=True)
+        total = weights[:, :1].clone()
+        for j in range(1, top_k):
+            total += weights[:, j : j + 1]
+        weights = weights / total
     return experts, weights
 
 
@@ -252,5 +267,5 @@ def pick(scores: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
     tokens = torch.where(total == best, ids, scores.shape[1]).min(-1).values
     spoilt = total.isnan().any(-1)
     chosen = scores.gather(1, tokens.clamp(max=scores.shape[1] - 1).unsqueeze(1)).squeeze(1)
-    logprobs = chosen - torch.logsumexp(scores, 1)
+    logprobs = chosen - (torch.stack([torch.logsumexp(row.clone(), 0) for row in scores]) if len(scores) else chosen)
     return tokens.masked_fill(spoilt, -1), logprobs.masked_fill(spoilt, torch.nan)

@@ -1,36 +1,46 @@
-"""The CPU as a `Backend`: where its KV lives, how weights are packed, which ops serve."""
+"""The CPU as a `Backend`: where its KV lives, how weights are packed, which ops serve.
+
+Two forms. Native: C++ kernels for the best instruction set the machine has, built when they are first needed. Torch: the reference ops,
+where there is no compiler; slow, and said so once in the log. Both keep the promise of batch invariance.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from forerun.backends.base import Caps, Ops, Pool, PoolSpec, Weight
-from forerun.backends.cpu import torch_ops
+from forerun.backends.base import Backend, Caps, Ops, Pool, PoolSpec, Weight
+from forerun.backends.cpu import torch_ops, weights
+from forerun.backends.cpu.library import Library
 from forerun.backends.cpu.memory import Limits
+from forerun.backends.cpu.native_ops import Captured, NativeOps
+from forerun.kernels.cpu.build import BuildError, build
+
+log = logging.getLogger(__name__)
 
 PAGE_TOKENS = 16
 """Positions a page holds: one vector of scores."""
 
 MOST_NODES = 1024
-"""Guessed nodes a segment may have: the height of the score buffer, not a limit of the arithmetic."""
+"""Guessed nodes a segment may have: a bound for tables, not a limit of the arithmetic."""
 
 FORMATS = {"bf16": torch.bfloat16, "f32": torch.float32}
 
 
 class CpuBackend:
-    """A CPU. `threads`: compute threads; `limits`: what the process may take."""
+    """What both forms share. `limits`: what the process may take; `memory_fraction`: the part of it that we take."""
 
     name = "cpu"
     device = torch.device("cpu")
+    caps: Caps
+    ops: Ops
 
-    def __init__(self, ops: Ops, caps: Caps, facts: dict[str, str], limits: Limits, memory_fraction: float) -> None:
-        self.ops = ops
-        self.caps = caps
-        self._facts = facts
+    def __init__(self, threads: int, limits: Limits, memory_fraction: float) -> None:
+        self.threads = threads
         self._limits = limits
         self._fraction = memory_fraction
 
@@ -41,41 +51,83 @@ class CpuBackend:
         return max(0, free - reserve), total - reserve
 
     def pool(self, spec: PoolSpec, pages: int) -> Pool:
-        """Keys lie transposed in memory, [.., D, page_tokens]: a step over D then reads the scores' vector of positions."""
-        shape = (spec.layers, pages, spec.kv_heads, spec.head_dim, PAGE_TOKENS)
-        keys = torch.zeros(shape, dtype=spec.dtype).transpose(3, 4)
-        values = torch.zeros(keys.shape, dtype=spec.dtype)
-        return Pool(spec, keys, values)
-
-    def pack(self, weight: Tensor, format: str) -> Weight:
-        if format not in FORMATS:
-            raise ValueError(f"the CPU has no weight format {format!r}; it has: {', '.join(FORMATS)}")
-        return torch_ops.pack(weight, FORMATS[format], format)
-
-    def capture(self, function: Callable[..., Any], example: Any) -> Callable[..., Any]:
-        return function
+        """Keys lie transposed in memory, [.., D, page_tokens]: one load gives the same dimension of sixteen positions."""
+        keys = torch.zeros(spec.layers, pages, spec.kv_heads, spec.head_dim, PAGE_TOKENS, dtype=spec.dtype).transpose(3, 4)
+        return Pool(spec, keys, torch.zeros(keys.shape, dtype=spec.dtype))
 
     def synchronize(self) -> None:
         return None
 
     def facts(self) -> dict[str, str]:
-        return dict(self._facts)
+        return {"threads": str(self.threads), "cores": str(self._limits.cores())}
 
 
-def open_cpu(threads: int, memory_fraction: float) -> CpuBackend:
-    """`threads` 0 = one less than the cores that this process may use, at least one: the front needs the other."""
+class NativeCpu(CpuBackend):
+    """C++ kernels."""
+
+    def __init__(self, library: Library, threads: int, limits: Limits, memory_fraction: float) -> None:
+        super().__init__(threads, limits, memory_fraction)
+        self._library = library
+        self._regions = weights.Regions()
+        self.ops = self._ops = NativeOps(library)
+        self.caps = _caps((torch.bfloat16, torch.float32) if library.isa != "scalar" else (torch.float32, torch.bfloat16), graphs=True)
+
+    def pack(self, weight: Tensor, format: str) -> Weight:
+        _check_format(format)
+        return weights.pack(weight, format, self._regions)
+
+    def capture(self, function: Callable[..., Any], example: Any) -> Callable[..., Any]:
+        captured = Captured(function, self._ops)
+        if example is not None:
+            captured(example)
+        return captured
+
+    def facts(self) -> dict[str, str]:
+        return {"kernels": f"native, {self._library.isa}", **super().facts()}
+
+
+class TorchCpu(CpuBackend):
+    """The reference ops."""
+
+    def __init__(self, threads: int, limits: Limits, memory_fraction: float) -> None:
+        super().__init__(threads, limits, memory_fraction)
+        self.ops = torch_ops.TorchOps()
+        self.caps = _caps((torch.float32, torch.bfloat16), graphs=False)
+
+    def pack(self, weight: Tensor, format: str) -> Weight:
+        _check_format(format)
+        return torch_ops.pack(weight, FORMATS[format], format)
+
+    def capture(self, function: Callable[..., Any], example: Any) -> Callable[..., Any]:
+        return function
+
+    def facts(self) -> dict[str, str]:
+        return {"kernels": "torch reference (slow)", **super().facts()}
+
+
+def _caps(dtypes: tuple[torch.dtype, ...], graphs: bool) -> Caps:
+    return Caps(PAGE_TOKENS, dtypes, graphs, device_lengths=True, tree_attention=True, max_nodes=MOST_NODES, batch_invariant=True)
+
+
+def _check_format(format: str) -> None:
+    if format not in FORMATS:
+        raise ValueError(f"the CPU has no weight format {format!r}; it has: {', '.join(FORMATS)}")
+
+
+def open_cpu(threads: int, memory_fraction: float, isa: str = "") -> Backend:
+    """`threads`: compute threads, 0 = as `choose_threads` says. `isa`: an instruction set, "torch" for the reference ops, or "" for the
+    best there is. Torch itself gets one thread: its own pool would spin beside ours."""
     limits = Limits()
-    cores = limits.cores()
-    chosen = threads or max(1, cores - 1)
-    torch.set_num_threads(chosen)
-    caps = Caps(
-        page_tokens=PAGE_TOKENS,
-        dtypes=(torch.float32, torch.bfloat16),
-        graphs=False,
-        device_lengths=True,
-        tree_attention=True,
-        max_nodes=MOST_NODES,
-        batch_invariant=True,
-    )
-    facts = {"kernels": "torch reference", "threads": str(chosen), "cores": str(cores)}
-    return CpuBackend(torch_ops.TorchOps(), caps, facts, limits, memory_fraction)
+    chosen = threads or choose_threads(limits.cores())
+    torch.set_num_threads(1)
+    if isa != "torch":
+        try:
+            return NativeCpu(Library(build(), chosen, isa), chosen, limits, memory_fraction)
+        except (BuildError, OSError) as error:
+            log.warning("no native CPU kernels, serving with slow reference ops: %s", error)
+    return TorchCpu(1, limits, memory_fraction)
+
+
+def choose_threads(cores: int) -> int:
+    """All cores but one, which the front needs; at least one."""
+    return max(1, cores - 1)

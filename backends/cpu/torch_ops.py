@@ -18,6 +18,7 @@ class TorchOps:
     add = staticmethod(reference.add)
     add_norm = staticmethod(reference.add_norm)
     gate = staticmethod(reference.gate)
+    concat = staticmethod(reference.concat)
     noise = staticmethod(reference.noise)
     noise_at = staticmethod(reference.noise_at)
     rope = staticmethod(reference.rope)

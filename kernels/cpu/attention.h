@@ -1,0 +1,340 @@
+// Attention of a few rows of one sequence over its pages, for one KV head and the query heads that share it.
+//
+// A row sees exactly one entry for each position 0 … its own (engine/batch.py). For every query:
+//   1. a score for each position: one chain of multiply-adds over the head dimension, sixteen positions side by side (keys lie transposed);
+//   2. the exact maximum, then exp and its sum in sixteen lanes, lane = position mod 16, pages in ascending order;
+//   3. the weighted sum of values: one chain over ascending positions for each dimension; then one division by the sum.
+// So the bits depend on the query and on what it sees, position by position, never on the rows beside it, on chunks, on threads or on where
+// a tree keeps its nodes. Entries that a row does not see are never read into its values (a stale NaN stays harmless).
+//
+// Rows whose entries all lie in their natural place, slot page(p), share every page. A node of a tree shares the pages below the first
+// position where its branch leaves that place; from there on its entries are copied into pages of its own (its tail).
+#pragma once
+
+#include "arith.h"
+#include "kernels.h"
+
+namespace {
+
+constexpr int PAGE = fr::PAGE;
+constexpr int SCORE_TILE = 8;   // queries that meet a page of keys at once
+constexpr int VALUE_TILE = 6;   // queries that meet a page of values at once, four vectors of dimensions each
+
+struct View {          // what one row sees
+    int first, end;    // positions [first, end)
+    int shared;        // pages below this index are the sequence's own
+    const void* tail_keys;
+    const void* tail_values;
+};
+
+struct Scratch {
+    char* at;
+    template <class T>
+    T* take(size_t count) {
+        T* p = (T*)at;
+        at += (count * sizeof(T) + 63) / 64 * 64;
+        return p;
+    }
+};
+
+FR_INLINE int natural_slot(const fr::Attention& a, int segment, int position) {
+    return a.pages[int64_t(segment) * a.page_columns + position / PAGE] * PAGE + position % PAGE;
+}
+
+// The first position where the row's branch leaves its natural place, or its own position + 1.
+FR_INLINE int leaves_at(const fr::Attention& a, int segment, int row) {
+    const int base = a.starts[segment] + a.known[segment];
+    int at = a.positions[row] + 1;
+    for (int r = row, p = a.positions[row]; r >= base; r = a.parents[r], --p)
+        if (p >= a.page_columns * PAGE || a.slots[r] != natural_slot(a, segment, p)) at = p;
+    return at;
+}
+
+FR_INLINE int pages_for(int positions) { return (positions + PAGE - 1) / PAGE; }
+
+size_t element_size(fr::Format format) { return format == fr::BF16 ? 2 : 4; }
+
+size_t attention_bytes(const fr::Attention& a, int32_t segment, int32_t row0, int32_t row1) {
+    const size_t rows = size_t(row1 - row0), queries = rows * (a.heads / a.kv_heads);
+    int most = 0;
+    size_t tail_pages = 0;
+    for (int r = row0; r < row1; ++r) {
+        const int end = a.positions[r] + 1, leaves = leaves_at(a, segment, r);
+        if (end > most) most = end;
+        if (leaves < end) tail_pages += size_t(pages_for(end) - leaves / PAGE);
+    }
+    return rows * sizeof(View) + pages_for(most) * 2 * sizeof(void*) + queries * (size_t(pages_for(most)) * PAGE * 4 + 4 + sizeof(void*)) +
+           tail_pages * 2 * PAGE * size_t(a.D) * element_size(a.format) + 64 * (8 + 2 * rows);
+}
+
+// Copies the entries from page `shared` on into pages of the row's own.
+template <class T>
+void build_tail(const fr::Attention& a, int segment, int kv_head, int row, View& view, Scratch& scratch) {
+    const int D = a.D, pages = pages_for(view.end) - view.shared;
+    T* keys = scratch.take<T>(size_t(pages) * PAGE * D);
+    T* values = scratch.take<T>(size_t(pages) * PAGE * D);
+    memset(keys, 0, size_t(pages) * PAGE * D * sizeof(T));
+    const int base = a.starts[segment] + a.known[segment];
+    int r = row;
+    for (int p = view.end - 1; p >= view.shared * PAGE; --p) {
+        int slot;
+        if (r >= base) {
+            slot = a.slots[r];
+            r = a.parents[r];
+        } else {
+            slot = natural_slot(a, segment, p);
+        }
+        const int64_t page = (int64_t(slot / PAGE) * a.kv_heads + kv_head) * PAGE * D;
+        const T* key = (const T*)a.keys + page + slot % PAGE;
+        const T* value = (const T*)a.values + page + int64_t(slot % PAGE) * D;
+        const int at = p - view.shared * PAGE;
+        T* to = keys + int64_t(at / PAGE) * PAGE * D + at % PAGE;
+        for (int d = 0; d < D; ++d) to[d * PAGE] = key[d * PAGE];
+        memcpy(values + int64_t(at) * D, value, size_t(D) * sizeof(T));
+    }
+    view.tail_keys = keys;
+    view.tail_values = values;
+}
+
+// Scores of Q queries against P pages.
+template <int Q, int P, class T>
+FR_INLINE void score_tile(const float* const* q, const T* const* keys, int D, float* const* out) {
+    V acc[Q][P];
+    for (int i = 0; i < Q; ++i)
+        for (int p = 0; p < P; ++p) acc[i][p] = zero();
+    for (int d = 0; d < D; ++d) {
+        V k[P];
+        for (int p = 0; p < P; ++p) k[p] = load(keys[p] + d * PAGE);
+        for (int i = 0; i < Q; ++i) {
+            V x = set(q[i][d]);
+            for (int p = 0; p < P; ++p) acc[i][p] = fma(x, k[p], acc[i][p]);
+        }
+    }
+    for (int i = 0; i < Q; ++i)
+        for (int p = 0; p < P; ++p) store(out[i] + p * PAGE, acc[i][p]);
+}
+
+template <int Q, class T>
+void score_pages(const float* const* q, const T* const* keys, int page0, int page1, int D, float* const* scores) {
+    constexpr int P = Q <= 2 ? 4 : Q <= 4 ? 3 : 2;
+    int page = page0;
+    float* out[Q];
+    for (; page + P <= page1; page += P) {
+        for (int i = 0; i < Q; ++i) out[i] = scores[i] + page * PAGE;
+        score_tile<Q, P>(q, keys + page, D, out);
+    }
+    for (; page < page1; ++page) {
+        for (int i = 0; i < Q; ++i) out[i] = scores[i] + page * PAGE;
+        score_tile<Q, 1>(q, keys + page, D, out);
+    }
+}
+
+template <class T, int Q = SCORE_TILE>
+FR_INLINE void score(int count, const float* const* q, const T* const* keys, int page0, int page1, int D, float* const* scores) {
+    if constexpr (Q > 0) {
+        if (count == Q)
+            score_pages<Q>(q, keys, page0, page1, D, scores);
+        else
+            score<T, Q - 1>(count, q, keys, page0, page1, D, scores);
+    }
+}
+
+// Raw scores → exp(score − maximum), 0 outside of [first, end); returns their sum.
+FR_INLINE float soften(const fr::Attention& a, int head, const View& view, float* s) {
+    const int page0 = view.first / PAGE, page1 = pages_for(view.end);
+    const V minus = set(-__builtin_inff()), scale = set(a.scale);
+    V most = minus;
+    for (int page = page0; page < page1; ++page) {
+        V x = load(s + page * PAGE) * scale;
+        if (a.softcap > 0.0f) x = set(a.softcap) * hyperbolic_tangent(x / set(a.softcap));
+        const int from = view.first - page * PAGE, to = view.end - page * PAGE;
+        if (from > 0 || to < PAGE) x = select(lanes_from(from > 0 ? from : 0, to < PAGE ? to : PAGE), x, minus);
+        store(s + page * PAGE, x);
+        most = max(most, x);
+    }
+    float peak = maximum(most);
+    if (a.sinks && a.sinks[head] > peak) peak = a.sinks[head];
+    const V shift = set(peak);
+    V total = zero();
+    for (int page = page0; page < page1; ++page) {
+        V e = exponential(load(s + page * PAGE) - shift);
+        store(s + page * PAGE, e);
+        total = total + e;
+    }
+    float result = sum(total);
+    if (a.sinks) {
+        V e = exponential(set(a.sinks[head]) - shift);
+        float lane[LANES];
+        store(lane, e);
+        result += lane[0];
+    }
+    return result;
+}
+
+// out[i][0 … 16·N) += Σ share · value over positions of whole pages, for Q queries.
+template <int Q, int N, class T>
+void value_tile(const float* const* s, const T* const* values, int page0, int page1, int D, int d0, int last, float* const* out) {
+    V acc[Q][N];
+    for (int i = 0; i < Q; ++i)
+        for (int n = 0; n < N; ++n) acc[i][n] = n + 1 < N || last == LANES ? load(out[i] + d0 + n * LANES) : load(out[i] + d0 + n * LANES, last);
+    for (int page = page0; page < page1; ++page) {
+        const T* v = values[page] + d0;
+        for (int at = 0; at < PAGE; ++at, v += D) {
+            V x[N];
+            for (int n = 0; n < N; ++n) x[n] = n + 1 < N || last == LANES ? load(v + n * LANES) : load(v + n * LANES, last);
+            for (int i = 0; i < Q; ++i) {
+                V share = set(s[i][page * PAGE + at]);
+                for (int n = 0; n < N; ++n) acc[i][n] = fma(share, x[n], acc[i][n]);
+            }
+        }
+    }
+    for (int i = 0; i < Q; ++i)
+        for (int n = 0; n < N; ++n) store(out[i] + d0 + n * LANES, acc[i][n], n + 1 < N ? LANES : last);
+}
+
+// The same for one query and any range of positions within pages.
+template <int N, class T>
+void value_range(const float* s, const T* const* values, int first, int end, int D, int d0, int last, float* out) {
+    V acc[N];
+    for (int n = 0; n < N; ++n) acc[n] = n + 1 < N || last == LANES ? load(out + d0 + n * LANES) : load(out + d0 + n * LANES, last);
+    for (int p = first; p < end; ++p) {
+        const T* v = values[p / PAGE] + int64_t(p % PAGE) * D + d0;
+        V share = set(s[p]);
+        for (int n = 0; n < N; ++n) acc[n] = fma(share, n + 1 < N || last == LANES ? load(v + n * LANES) : load(v + n * LANES, last), acc[n]);
+    }
+    for (int n = 0; n < N; ++n) store(out + d0 + n * LANES, acc[n], n + 1 < N ? LANES : last);
+}
+
+template <class T, int Q = VALUE_TILE>
+FR_INLINE void weigh(int count, const float* const* s, const T* const* values, int page0, int page1, int D, float* const* out) {
+    if constexpr (Q > 0) {
+        if (count != Q) return weigh<T, Q - 1>(count, s, values, page0, page1, D, out);
+        for (int d = 0; d < D; d += 4 * LANES) {
+            const int vectors = (D - d + LANES - 1) / LANES, last = vectors > 4 ? LANES : D - d - (vectors - 1) * LANES;
+            switch (vectors) {
+                case 1: value_tile<Q, 1>(s, values, page0, page1, D, d, last, out); break;
+                case 2: value_tile<Q, 2>(s, values, page0, page1, D, d, last, out); break;
+                case 3: value_tile<Q, 3>(s, values, page0, page1, D, d, last, out); break;
+                default: value_tile<Q, 4>(s, values, page0, page1, D, d, last, out);
+            }
+        }
+    }
+}
+
+template <class T>
+FR_INLINE void weigh_range(const float* s, const T* const* values, int first, int end, int D, float* out) {
+    if (first >= end) return;
+    for (int d = 0; d < D; d += 4 * LANES) {
+        const int vectors = (D - d + LANES - 1) / LANES, last = vectors > 4 ? LANES : D - d - (vectors - 1) * LANES;
+        switch (vectors) {
+            case 1: value_range<1>(s, values, first, end, D, d, last, out); break;
+            case 2: value_range<2>(s, values, first, end, D, d, last, out); break;
+            case 3: value_range<3>(s, values, first, end, D, d, last, out); break;
+            default: value_range<4>(s, values, first, end, D, d, last, out);
+        }
+    }
+}
+
+template <class T>
+void attend(const fr::Attention& a, int segment, int kv_head, int row0, int row1, void* memory) {
+    const int D = a.D, group = a.heads / a.kv_heads, rows = row1 - row0, queries = rows * group;
+    const int64_t in = int64_t(a.heads + 2 * a.kv_heads) * D;
+    Scratch scratch{(char*)(((uintptr_t)memory + 63) / 64 * 64)};
+
+    View* views = scratch.take<View>(rows);
+    int pages = 0, shared = 0;
+    for (int i = 0; i < rows; ++i) {
+        const int end = a.positions[row0 + i] + 1, leaves = leaves_at(a, segment, row0 + i);
+        const int first = a.window > 0 && end > a.window ? end - a.window : 0;
+        views[i] = {first, end, leaves < end ? leaves / PAGE : pages_for(end), nullptr, nullptr};
+        if (pages_for(end) > pages) pages = pages_for(end);
+        if (views[i].shared > shared) shared = views[i].shared;
+        if (leaves < end) build_tail<T>(a, segment, kv_head, row0 + i, views[i], scratch);
+    }
+    const T** keys = scratch.take<const T*>(pages);
+    const T** values = scratch.take<const T*>(pages);
+    for (int page = 0; page < shared; ++page) {
+        const int64_t at = (int64_t(a.pages[int64_t(segment) * a.page_columns + page]) * a.kv_heads + kv_head) * PAGE * D;
+        keys[page] = (const T*)a.keys + at;
+        values[page] = (const T*)a.values + at;
+    }
+    const float** q = scratch.take<const float*>(queries);
+    float** s = scratch.take<float*>(queries);
+    float* sums = scratch.take<float>(queries);
+    float* scores = scratch.take<float>(size_t(queries) * pages * PAGE);
+    for (int i = 0; i < queries; ++i) {
+        q[i] = a.qkv + (row0 + i / group) * in + int64_t(kv_head * group + i % group) * D;
+        s[i] = scores + int64_t(i) * pages * PAGE;
+    }
+
+    for (int i = 0; i < queries; i += SCORE_TILE) {
+        const int count = queries - i < SCORE_TILE ? queries - i : SCORE_TILE;
+        int page0 = pages, page1 = 0;
+        for (int r = i / group; r <= (i + count - 1) / group; ++r) {
+            if (views[r].first / PAGE < page0) page0 = views[r].first / PAGE;
+            if (views[r].shared > page1) page1 = views[r].shared;
+        }
+        score<T>(count, q + i, keys, page0, page1, D, s + i);
+    }
+    for (int r = 0; r < rows; ++r)
+        if (views[r].tail_keys)
+            for (int page = views[r].shared; page < pages_for(views[r].end); ++page) {
+                const T* key = (const T*)views[r].tail_keys + int64_t(page - views[r].shared) * PAGE * D;
+                for (int i = r * group; i < (r + 1) * group; ++i) {
+                    float* out = s[i] + page * PAGE;
+                    score_tile<1, 1>(q + i, &key, D, &out);
+                }
+            }
+
+    float* out[VALUE_TILE];
+    for (int i = 0; i < queries; ++i) sums[i] = soften(a, kv_head * group + i % group, views[i / group], s[i]);
+
+    for (int i = 0; i < queries; i += VALUE_TILE) {
+        const int count = queries - i < VALUE_TILE ? queries - i : VALUE_TILE;
+        int page0 = 0, page1 = pages;  // pages that every query of the tile sees whole, in the shared place
+        for (int j = 0; j < count; ++j) {
+            const View& view = views[(i + j) / group];
+            out[j] = a.out + (row0 + (i + j) / group) * int64_t(a.heads) * D + int64_t(kv_head * group + (i + j) % group) * D;
+            memset(out[j], 0, size_t(D) * 4);
+            if (pages_for(view.first) > page0) page0 = pages_for(view.first);
+            const int whole = view.end / PAGE < view.shared ? view.end / PAGE : view.shared;
+            if (whole < page1) page1 = whole;
+        }
+        if (page1 < page0) page1 = page0;
+        for (int j = 0; j < count; ++j) {
+            const View& view = views[(i + j) / group];
+            const int reach = view.shared * PAGE < view.end ? view.shared * PAGE : view.end;
+            weigh_range(s[i + j], values, view.first, page0 * PAGE < reach ? page0 * PAGE : reach, D, out[j]);
+        }
+        if (page0 < page1) weigh<T>(count, s + i, values, page0, page1, D, out);
+        for (int j = 0; j < count; ++j) {
+            const View& view = views[(i + j) / group];
+            const int reach = view.shared * PAGE < view.end ? view.shared * PAGE : view.end;
+            const int from = page1 * PAGE > view.first ? page1 * PAGE : view.first;
+            weigh_range(s[i + j], values, from, reach, D, out[j]);
+            if (view.tail_values) {
+                const int begin = view.shared * PAGE;
+                for (int p = begin > view.first ? begin : view.first; p < view.end;) {
+                    const int end = (p / PAGE + 1) * PAGE < view.end ? (p / PAGE + 1) * PAGE : view.end;
+                    const T* page = (const T*)view.tail_values + int64_t(p / PAGE - view.shared) * PAGE * D;
+                    weigh_range(s[i + j] + p / PAGE * PAGE, &page, p % PAGE, p % PAGE + end - p, D, out[j]);
+                    p = end;
+                }
+            }
+            const V total = set(sums[i + j]);
+            for (int d = 0; d < D; d += LANES) {
+                const int n = D - d < LANES ? D - d : LANES;
+                store(out[j] + d, load(out[j] + d, n) / total, n);
+            }
+        }
+    }
+}
+
+void attention(const fr::Attention& a, int32_t segment, int32_t kv_head, int32_t row0, int32_t row1, void* scratch) {
+    if (a.format == fr::BF16)
+        attend<bf16>(a, segment, kv_head, row0, row1, scratch);
+    else
+        attend<float>(a, segment, kv_head, row0, row1, scratch);
+}
+
+}  // namespace

@@ -1,0 +1,125 @@
+"""Builds the CPU kernels with the machine's C++ compiler: one object an instruction set, one shared library.
+
+Needs only the standard library. The library's name holds a hash of sources, flags and compiler, so a change builds anew and an old
+library is never loaded. `python -m forerun.kernels.cpu.build` builds by hand, `--check` builds and runs the kernel test under
+AddressSanitizer and UBSan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+COMPILERS = ("c++", "g++", "clang++")
+COMMON = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra")
+SANITIZE = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+WIDE = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma", "-mprefer-vector-width=512")
+X86: dict[str, tuple[str, ...]] = {"avx512bf16": (*WIDE, "-mavx512bf16"), "avx512": WIDE, "avx2": ("-mavx2", "-mfma"), "scalar": ("-O2",)}
+ANY: dict[str, tuple[str, ...]] = {"scalar": ("-O2",)}
+
+
+class BuildError(RuntimeError):
+    """No compiler, or it failed; the message says what to do."""
+
+
+def instruction_sets() -> dict[str, tuple[str, ...]]:
+    return X86 if platform.machine() in ("x86_64", "AMD64") else ANY
+
+
+def compiler() -> str:
+    for name in COMPILERS:
+        if path := shutil.which(name):
+            return path
+    raise BuildError("no C++ compiler found; install g++ or clang++ (Debian: apt-get install g++)")
+
+
+def fingerprint() -> str:
+    """Of sources, flags and machine; not of the compiler, so that a library built elsewhere serves where there is none."""
+    digest = hashlib.sha256(repr((COMMON, instruction_sets(), platform.machine())).encode())
+    for path in sorted([*HERE.glob("*.h"), *HERE.glob("*.cpp")]):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def places() -> list[Path]:
+    """Where a library may lie: beside the sources, else in the user's cache (an installed package may not be writable)."""
+    return [HERE / "_build", Path.home() / ".cache" / "forerun"]
+
+
+def built() -> Path | None:
+    """The library for these sources, if it exists."""
+    name = f"libforerun_cpu-{fingerprint()}.so"
+    return next((place / name for place in places() if (place / name).is_file()), None)
+
+
+def build() -> Path:
+    """The library, built if it is missing (about 20 s on two cores). BuildError if that is impossible."""
+    if found := built():
+        return found
+    cxx = compiler()
+    for place in places():
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            with open(place / "lock", "w") as lock, tempfile.TemporaryDirectory(dir=place) as folder:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # two processes that start together build once
+                if found := built():
+                    return found
+                made = _link(cxx, _objects(cxx, COMMON, Path(folder)), ("-shared",), Path(folder) / "made.so")
+                target = place / f"libforerun_cpu-{fingerprint()}.so"
+                os.replace(made, target)
+                return target
+        except OSError:
+            continue
+    raise BuildError(f"none of these folders can be written: {', '.join(map(str, places()))}")
+
+
+def check() -> int:
+    """Builds check.cpp and all kernels with sanitizers and runs it; its exit status."""
+    cxx = compiler()
+    with tempfile.TemporaryDirectory() as folder:
+        objects = _objects(cxx, (*COMMON, *SANITIZE), Path(folder), ("check.cpp",))
+        return subprocess.run([_link(cxx, objects, SANITIZE, Path(folder) / "check")], check=False).returncode
+
+
+def _objects(cxx: str, flags: tuple[str, ...], folder: Path, more: tuple[str, ...] = ()) -> list[Path]:
+    jobs = [((*flags, *extra, f"-DFR_ISA={isa}"), HERE / "isa.cpp", folder / f"{isa}.o") for isa, extra in instruction_sets().items()]
+    jobs += [(flags, HERE / name, folder / f"{name}.o") for name in ("run.cpp", "pool.cpp", *more)]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda job: _run([cxx, *job[0], "-c", str(job[1]), "-o", str(job[2])]), jobs))
+    return [job[2] for job in jobs]
+
+
+def _link(cxx: str, objects: list[Path], flags: tuple[str, ...], target: Path) -> Path:
+    _run([cxx, "-pthread", *flags, *map(str, objects), "-o", str(target)])
+    return target
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildError(f"{' '.join(command)} failed:\n{done.stderr}")
+    if done.stderr:
+        sys.stderr.write(done.stderr)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Build the CPU kernels.")
+    parser.add_argument("--check", action="store_true", help="build and run the kernel test with sanitizers")
+    if parser.parse_args().check:
+        return check()
+    print(build())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,19 @@
+// All kernels for one instruction set. Compiled once for each, with its flags and FR_ISA naming it.
+#include "attention.h"
+#include "dice.h"
+#include "matmul.h"
+#include "rows.h"
+
+#define FR_NAME_(isa) kernels_##isa
+#define FR_NAME(isa) FR_NAME_(isa)
+#define FR_TEXT_(isa) #isa
+#define FR_TEXT(isa) FR_TEXT_(isa)
+
+namespace fr {
+extern const Kernels FR_NAME(FR_ISA);
+const Kernels FR_NAME(FR_ISA) = {
+    FR_TEXT(FR_ISA), TILE_ROWS, packed_bytes, pack_rows, multiply, attention_bytes, attention, embed,
+    norm,            add,       rope,         write_kv,  gate,     cap,             pick,      dice,
+    dice_at,
+};
+}  // namespace fr

@@ -1,0 +1,75 @@
+// What an instruction set provides: a table of kernels. run.cpp cuts the work into tasks and calls them; a kernel computes its part and
+// allocates nothing.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace fr {
+
+enum Format : int32_t { F32 = 0, BF16 = 1 };  // of a weight, a table or a cache
+
+constexpr int PANEL = 32;         // columns of a packed weight that lie together
+constexpr int PAGE = 16;          // positions of a KV page
+constexpr int MOST_TILE_ROWS = 12;  // rows that any instruction set multiplies at once
+constexpr int ROW_BLOCK = 32;     // most rows of one attention task
+
+// y [rows, N] = x [rows, K] · wᵀ (+ bias). w is packed: f32 [N/32][K][32]; bf16 [N/32][K/2][32][2], both padded with zeros.
+// x is packed by pack_rows into row tiles: of `rows` rows the tile t takes rows·t/tiles … rows·(t+1)/tiles.
+struct Product {
+    const void* w;
+    const float* x;   // [rows, K], before packing
+    void* packed;     // rows · packed_bytes(K)
+    const float* bias;
+    float* y;
+    int64_t y_stride;  // floats
+    int32_t K, N, rows, tiles;
+    Format format;
+};
+
+struct Attention {
+    const float* qkv;  // [n, (heads + 2·kv_heads)·D]
+    const void* keys;   // this layer: [pages, kv_heads, D, 16]
+    const void* values;  // this layer: [pages, kv_heads, 16, D]
+    const float* sinks;  // [heads] or null
+    float* out;          // [n, heads·D]
+    const int32_t *positions, *slots, *parents, *starts, *known, *context, *pages;
+    int32_t page_columns, heads, kv_heads, D, window;
+    float scale, softcap;
+    Format format;
+};
+
+struct Rope {
+    float* qkv;
+    const int32_t* positions;
+    const float *cos, *sin, *q_norm, *k_norm;
+    int32_t heads, kv_heads, D, half, q_norm_size, k_norm_size;
+    float eps;
+};
+
+struct Kernels {
+    const char* name;
+    int32_t tile_rows;  // most rows of a tile
+
+    size_t (*packed_bytes)(Format format, int32_t K);  // of one packed row of x
+    void (*pack_rows)(const Product& p, int32_t tile0, int32_t tile1);
+    void (*multiply)(const Product& p, int32_t panel0, int32_t panel1, int32_t tile0, int32_t tile1);
+
+    // Rows of segment `segment` from `row0` to `row1` (flat indices, at most ROW_BLOCK), one KV head.
+    size_t (*attention_bytes)(const Attention& a, int32_t segment, int32_t row0, int32_t row1);
+    void (*attention)(const Attention& a, int32_t segment, int32_t kv_head, int32_t row0, int32_t row1, void* scratch);
+
+    void (*embed)(const void* table, Format format, const int32_t* tokens, float* out, int32_t H, float scale, int32_t row0, int32_t row1);
+    void (*norm)(const float* x, const float* weight, float* out, int32_t H, float eps, int32_t row0, int32_t row1);
+    void (*add)(const float* x, const float* residual, float* out, int64_t count, float scale);
+    void (*rope)(const Rope& r, int32_t row0, int32_t row1);
+    void (*write_kv)(const float* kv, int64_t stride, void* keys, void* values, Format format, const int32_t* slots, int32_t kv_heads,
+                     int32_t D, int32_t row0, int32_t row1);
+    void (*gate)(const float* x, float* out, int32_t F, int32_t activation, int32_t row0, int32_t row1);
+    void (*cap)(float* x, int64_t count, float scale, float softcap);
+    void (*pick)(const float* scores, const float* noise, int32_t V, int64_t* token, float* logprob);  // one row
+    void (*dice)(uint64_t seed, uint64_t index, int32_t token0, int32_t token1, float* out);  // token0 a multiple of 4
+    void (*dice_at)(const int64_t* seeds, const int64_t* indices, const int64_t* tokens, int32_t count, float* out);
+};
+
+}  // namespace fr

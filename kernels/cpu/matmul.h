@@ -1,0 +1,254 @@
+// Products of activations with packed weights.
+//
+// One rule makes them batch-invariant: an element of y is one chain of accumulations over k = 0, 1, 2, …, in one lane. Which rows share
+// a tile, which panels share a task and where K is cut (the partial sum is stored and loaded again, exactly) changes nothing.
+//
+//   packed weight of 32 columns (a panel)        packed rows (a tile of M)
+//   bf16: [k/2][column][k%2]                      with bf16 dot products [k/2][row][k%2] bf16
+//   f32:  [k][column]                             else                   [k][row] float
+//
+// For few rows the weights stream from memory once, through M·2P accumulators; for many, a block of a panel stays in cache while all
+// row tiles pass over it.
+#pragma once
+
+#include "kernels.h"
+#include "vec.h"
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int TILE_ROWS = 12;   // 24 accumulators of 32 registers
+constexpr int TWIN_ROWS = 6;    // up to here two panels at once
+#elif defined(__AVX2__)
+constexpr int TILE_ROWS = 3;    // 12 accumulators of 16 registers
+constexpr int TWIN_ROWS = 1;
+#else
+constexpr int TILE_ROWS = 4;
+constexpr int TWIN_ROWS = 0;
+#endif
+
+constexpr int K_BLOCK = 2048;  // a panel's block is 128 KiB of bf16: half of a small L2
+
+#if defined(__AVX512BF16__)
+constexpr bool DOTS = true;
+#else
+constexpr bool DOTS = false;
+#endif
+
+// One step of the chain: `K` elements of k. Weights and activations of a step, and how they meet.
+struct StepF32 {
+    static constexpr int K = 1;
+    static constexpr int W = fr::PANEL;  // weight elements of a panel in a step
+    static constexpr int A = 1;          // activation elements of a row in a step
+    typedef float Weight;
+    typedef float Act;
+    template <int M, int P>
+    FR_INLINE void go(V (&acc)[M][2 * P], const Weight* const (&w)[P], const Act* x) {
+        V b[2 * P];
+        for (int p = 0; p < P; ++p) b[2 * p] = load(w[p]), b[2 * p + 1] = load(w[p] + LANES);
+        for (int m = 0; m < M; ++m) {
+            V a = set(x[m]);
+            for (int j = 0; j < 2 * P; ++j) acc[m][j] = fma(a, b[j], acc[m][j]);
+        }
+    }
+};
+
+#if defined(__AVX512BF16__)
+struct StepBf16 {
+    static constexpr int K = 2;
+    static constexpr int W = fr::PANEL * 2;
+    static constexpr int A = 1;
+    typedef bf16 Weight;
+    typedef uint32_t Act;  // two bf16
+    template <int M, int P>
+    FR_INLINE void go(V (&acc)[M][2 * P], const Weight* const (&w)[P], const Act* x) {
+        __m512bh b[2 * P];
+        for (int p = 0; p < P; ++p) {
+            b[2 * p] = (__m512bh)_mm512_load_si512(w[p]);
+            b[2 * p + 1] = (__m512bh)_mm512_load_si512(w[p] + 2 * LANES);
+        }
+        for (int m = 0; m < M; ++m) {
+            __m512bh a = (__m512bh)_mm512_set1_epi32(int(x[m]));
+            for (int j = 0; j < 2 * P; ++j) acc[m][j].x = _mm512_dpbf16_ps(acc[m][j].x, b[j], a);
+        }
+    }
+};
+#else
+// 16 columns, two k each → the even and the odd k as floats.
+FR_INLINE void split_pairs(const bf16* w, V& even, V& odd) {
+#if defined(__AVX512F__)
+    __m512i pair = _mm512_load_si512(w);
+    even.x = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
+    odd.x = _mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32(int(0xffff0000u))));
+#elif defined(__AVX2__)
+    const __m256i high = _mm256_set1_epi32(int(0xffff0000u));
+    __m256i a = _mm256_load_si256((const __m256i*)w), b = _mm256_load_si256((const __m256i*)(w + 16));
+    even = {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
+    odd = {_mm256_castsi256_ps(_mm256_and_si256(a, high)), _mm256_castsi256_ps(_mm256_and_si256(b, high))};
+#else
+    for (int l = 0; l < LANES; ++l) even.x[l] = widen(w[2 * l]), odd.x[l] = widen(w[2 * l + 1]);
+#endif
+}
+
+struct StepBf16 {
+    static constexpr int K = 2;
+    static constexpr int W = fr::PANEL * 2;
+    static constexpr int A = 2;
+    typedef bf16 Weight;
+    typedef float Act;  // already rounded to bf16; [2][M] a step
+    template <int M, int P>
+    FR_INLINE void go(V (&acc)[M][2 * P], const Weight* const (&w)[P], const Act* x) {
+        for (int j = 0; j < 2 * P; ++j) {
+            V even, odd;
+            split_pairs(w[j / 2] + (j % 2) * 2 * LANES, even, odd);
+            for (int m = 0; m < M; ++m) acc[m][j] = fma(set(x[M + m]), odd, fma(set(x[m]), even, acc[m][j]));
+        }
+    }
+};
+#endif
+
+struct Tile {
+    int steps;          // of this block of K
+    int64_t w_stride;   // weight elements from panel to panel
+    float* y;
+    int64_t y_stride;
+    const float* bias;  // of the first column, or null; added with the last block
+    int columns;        // valid ones
+    bool first, last;   // block of K
+    bool ahead;         // fetch the following panels while this one is in cache
+};
+
+template <class Step, int M, int P>
+void tile(const Tile& t, const typename Step::Weight* panel, const typename Step::Act* x) {
+    V acc[M][2 * P];
+    for (int m = 0; m < M; ++m)
+        for (int j = 0; j < 2 * P; ++j) {
+            int left = t.columns - j * LANES;
+            left = left < 0 ? 0 : left > LANES ? LANES : left;
+            acc[m][j] = t.first ? zero() : load(t.y + m * t.y_stride + j * LANES, left);
+        }
+    const typename Step::Weight* w[P];
+    for (int p = 0; p < P; ++p) w[p] = panel + p * t.w_stride;
+    if (t.ahead) {
+        for (int s = 0; s < t.steps; ++s) {
+            for (int p = 0; p < P; ++p)
+                for (size_t line = 0; line < Step::W * sizeof(typename Step::Weight); line += 64)
+                    __builtin_prefetch((const char*)(w[p] + P * t.w_stride) + line, 0, 2);
+            Step::template go<M, P>(acc, w, x);
+            for (int p = 0; p < P; ++p) w[p] += Step::W;
+            x += M * Step::A;
+        }
+    } else {
+        for (int s = 0; s < t.steps; ++s) {
+            Step::template go<M, P>(acc, w, x);
+            for (int p = 0; p < P; ++p) w[p] += Step::W;
+            x += M * Step::A;
+        }
+    }
+    for (int j = 0; j < 2 * P; ++j) {
+        int left = t.columns - j * LANES;
+        if (left <= 0) break;
+        if (left > LANES) left = LANES;
+        V bias = t.last && t.bias ? load(t.bias + j * LANES, left) : zero();
+        for (int m = 0; m < M; ++m) {
+            V value = t.last && t.bias ? acc[m][j] + bias : acc[m][j];
+            float* y = t.y + m * t.y_stride + j * LANES;
+            if (left == LANES)
+                store(y, value);
+            else
+                store(y, value, left);
+        }
+    }
+}
+
+template <class Step>
+using TileFn = void (*)(const Tile&, const typename Step::Weight*, const typename Step::Act*);
+
+template <class Step, int P, int M = TILE_ROWS>
+FR_INLINE TileFn<Step> choose(int rows) {
+    if constexpr (M == 0) {
+        return nullptr;
+    } else {
+        if (P == 1 || M <= TWIN_ROWS)
+            if (rows == M) return tile<Step, M, (M <= TWIN_ROWS ? P : 1)>;
+        return choose<Step, P, M - 1>(rows);
+    }
+}
+
+FR_INLINE int tile_start(const fr::Product& p, int t) { return int(int64_t(p.rows) * t / p.tiles); }
+
+template <class Step>
+void multiply_format(const fr::Product& p, int panel0, int panel1, int tile0, int tile1) {
+    typedef typename Step::Weight Weight;
+    typedef typename Step::Act Act;
+    const int steps = (p.K + Step::K - 1) / Step::K;
+    const int64_t w_stride = int64_t(steps) * Step::W, x_row = int64_t(steps) * Step::A;
+    const int most = (p.rows + p.tiles - 1) / p.tiles;
+    const int block = tile1 - tile0 == 1 ? steps : K_BLOCK / Step::K;
+    for (int panel = panel0; panel < panel1;) {
+        const int twin = most <= TWIN_ROWS && panel + 1 < panel1 ? 2 : 1;
+        const Weight* w = (const Weight*)p.w + panel * w_stride;
+        for (int s = 0; s < steps; s += block) {
+            const int here = steps - s < block ? steps - s : block;
+            for (int t = tile0; t < tile1; ++t) {
+                const int row = tile_start(p, t), rows = tile_start(p, t + 1) - row;
+                const Act* x = (const Act*)p.packed + row * x_row + int64_t(s) * rows * Step::A;
+                const int column = panel * fr::PANEL;
+                Tile job{here, w_stride, p.y + row * p.y_stride + column, p.y_stride, p.bias ? p.bias + column : nullptr,
+                         p.N - column, s == 0, s + here == steps, tile1 - tile0 > 1 && t + 1 == tile1 && panel + twin < panel1};
+                TileFn<Step> run = twin == 2 ? choose<Step, 2>(rows) : choose<Step, 1>(rows);
+                run(job, w + int64_t(s) * Step::W, x);
+            }
+        }
+        panel += twin;
+    }
+}
+
+void multiply(const fr::Product& p, int32_t panel0, int32_t panel1, int32_t tile0, int32_t tile1) {
+    if (p.format == fr::BF16)
+        multiply_format<StepBf16>(p, panel0, panel1, tile0, tile1);
+    else
+        multiply_format<StepF32>(p, panel0, panel1, tile0, tile1);
+}
+
+size_t packed_bytes(fr::Format format, int32_t K) {
+    if (format == fr::F32) return size_t(K) * 4;
+    return size_t((K + 1) / 2) * (DOTS ? 4 : 8);
+}
+
+void pack_rows(const fr::Product& p, int32_t tile0, int32_t tile1) {
+    const size_t row_bytes = packed_bytes(p.format, p.K);
+    for (int t = tile0; t < tile1; ++t) {
+        const int row = tile_start(p, t), M = tile_start(p, t + 1) - row;
+        char* out = (char*)p.packed + row * row_bytes;
+        for (int m = 0; m < M; ++m) {
+            const float* x = p.x + int64_t(row + m) * p.K;
+            if (p.format == fr::F32) {
+                float* to = (float*)out + m;
+                for (int k = 0; k < p.K; ++k) to[int64_t(k) * M] = x[k];
+                continue;
+            }
+#if defined(__AVX512BF16__)
+            uint32_t* to = (uint32_t*)out + m;
+            int k = 0;
+            for (; k + LANES <= p.K; k += LANES, to += 8 * M) {
+                alignas(32) uint32_t pair[8];
+                _mm256_store_si256((__m256i*)pair, (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x + k)));
+                for (int i = 0; i < 8; ++i) to[i * M] = pair[i];
+            }
+            if (k < p.K) {
+                const int left = p.K - k;
+                alignas(32) uint32_t pair[8];
+                _mm256_store_si256((__m256i*)pair, (__m256i)_mm512_cvtneps_pbh(load(x + k, left).x));
+                for (int i = 0; i < (left + 1) / 2; ++i) to[i * M] = pair[i];
+            }
+#else
+            float* to = (float*)out + m;
+            for (int k = 0; k < p.K; ++k) to[int64_t(k) * M] = widen(round_bf16(x[k]));
+            if (p.K % 2) to[int64_t(p.K) * M] = 0.0f;
+#endif
+        }
+    }
+}
+
+}  // namespace

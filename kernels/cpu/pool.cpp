@@ -1,0 +1,122 @@
+#include "pool.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+
+namespace fr {
+namespace {
+
+constexpr int64_t SPIN = 50'000;             // ns a worker looks for the next run before it sleeps
+constexpr int64_t PATIENCE = 20'000;         // ns the caller spins for a straggler before it offers its core
+constexpr int64_t STALL = 500'000;           // ns of waiting that count as a stall
+constexpr int64_t LEAST_PENALTY = 5'000'000, MOST_PENALTY = 500'000'000;
+constexpr int64_t MOST_TASKS = (1 << 20) - 1;
+
+int64_t now() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1'000'000'000ll + t.tv_nsec;
+}
+
+void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+uint32_t next_of(uint64_t ticket) { return uint32_t(ticket & 0xfffff); }
+uint32_t count_of(uint64_t ticket) { return uint32_t(ticket >> 20 & 0xfffff); }
+
+void futex_wait(std::atomic<uint32_t>& word, uint32_t seen) {
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+}
+
+void futex_wake(std::atomic<uint32_t>& word, int count) {
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
+}
+
+}  // namespace
+
+Pool::Pool(int threads) {
+    for (int t = 1; t < threads; ++t) workers_.emplace_back([this, t] { work(t); });
+}
+
+Pool::~Pool() {
+    stop_.store(true);
+    epoch_.fetch_add(1);
+    futex_wake(epoch_, INT_MAX);
+    for (auto& worker : workers_) worker.join();
+}
+
+void Pool::drain(int32_t thread) {
+    uint64_t ticket = ticket_.load(std::memory_order_acquire);
+    while (next_of(ticket) < count_of(ticket)) {
+        if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+        body_(context_, int32_t(next_of(ticket)), thread);
+        done_.fetch_add(1, std::memory_order_release);
+        ticket = ticket_.load(std::memory_order_acquire);
+    }
+}
+
+void Pool::work(int32_t thread) {
+    uint32_t seen = 0;
+    while (!stop_.load(std::memory_order_relaxed)) {
+        int64_t until = now() + SPIN;
+        while (epoch_.load(std::memory_order_acquire) == seen && now() < until)
+            for (int i = 0; i < 16; ++i) pause();
+        if (epoch_.load() == seen) {
+            // Announce, then look again: the caller bumps the epoch before it looks for sleepers, so one of the two sees the other.
+            sleepers_.fetch_add(1);
+            if (epoch_.load() == seen) futex_wait(epoch_, seen);
+            sleepers_.fetch_sub(1);
+            continue;
+        }
+        seen = epoch_.load(std::memory_order_acquire);
+        drain(thread);
+    }
+}
+
+void Pool::run(int32_t count, Body body, void* context) {
+    const bool crowd = count > 1 && count <= MOST_TASKS && !workers_.empty() && (penalty_ == 0 || now() >= alone_until_);
+    if (!crowd) {
+        for (int32_t task = 0; task < count; ++task) body(context, task, 0);
+        return;
+    }
+    const int64_t begin = penalty_ ? now() : 0;
+    body_ = body;
+    context_ = context;
+    done_.store(0, std::memory_order_relaxed);
+    const uint64_t epoch = (ticket_.load(std::memory_order_relaxed) >> 40) + 1;
+    ticket_.store(epoch << 40 | uint64_t(count) << 20, std::memory_order_release);
+    epoch_.fetch_add(1);
+    if (sleepers_.load()) futex_wake(epoch_, std::min(count - 1, threads() - 1));
+    drain(0);
+    if (done_.load(std::memory_order_acquire) != count) wait(count, begin);
+}
+
+void Pool::wait(int32_t count, int64_t begin) {
+    const int64_t start = now();
+    while (done_.load(std::memory_order_acquire) != count) {
+        for (int i = 0; i < 16; ++i) pause();
+        // The straggler may be waiting for the very core the caller spins on.
+        if (now() - start > PATIENCE) sched_yield();
+    }
+    const int64_t end = now();
+    if (end - start > STALL) {
+        ++stalls_;
+        penalty_ = std::clamp(2 * penalty_, LEAST_PENALTY, MOST_PENALTY);
+        alone_until_ = end + penalty_;
+    } else if (penalty_ && begin - alone_until_ > penalty_) {
+        penalty_ = 0;
+    }
+}
+
+}  // namespace fr

@@ -1,0 +1,58 @@
+// Threads that share tasks.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+namespace fr {
+
+// A persistent pool. `run` executes tasks 0 … count − 1, each once, on the caller and on any worker that is awake, and returns when all
+// are done. Tasks are taken one by one from a counter, so a thread that the kernel has put aside holds up at most the task it is in, and
+// a worker that never wakes up holds up nothing. Workers spin briefly for the next run, then sleep in the kernel.
+//
+// When the caller had to wait long for a straggler (another process wants its core), the pool goes on with the caller alone for a while,
+// longer each time, and then tries again: results do not depend on who computes them, only the time does.
+class Pool {
+public:
+    // body(context, task, thread); thread 0 is the caller.
+    using Body = void (*)(void* context, int32_t task, int32_t thread);
+
+    explicit Pool(int threads);
+    ~Pool();
+    Pool(const Pool&) = delete;
+    Pool& operator=(const Pool&) = delete;
+
+    int threads() const { return int(workers_.size()) + 1; }
+    uint64_t stalls() const { return stalls_; }
+
+    template <class F>
+    void run(int32_t count, F&& f) {
+        run(count, [](void* c, int32_t task, int32_t thread) { (*static_cast<std::remove_reference_t<F>*>(c))(task, thread); }, &f);
+    }
+    void run(int32_t count, Body body, void* context);
+
+private:
+    void work(int32_t thread);
+    void drain(int32_t thread);
+    void wait(int32_t count, int64_t begin);
+
+    // epoch (24 bits) | count (20) | next (20). A worker learns from one load whether a task is left; taking it is one compare-and-swap,
+    // which fails if anything has changed. While a task is out, the run is not over, so body_ and context_ hold still.
+    alignas(64) std::atomic<uint64_t> ticket_{0};
+    alignas(64) std::atomic<int32_t> done_{0};
+    alignas(64) std::atomic<uint32_t> epoch_{0};  // what sleepers wait on
+    std::atomic<int32_t> sleepers_{0};
+    std::atomic<bool> stop_{false};
+    Body body_ = nullptr;
+    void* context_ = nullptr;
+
+    uint64_t stalls_ = 0;
+    int64_t alone_until_ = 0;  // nanoseconds
+    int64_t penalty_ = 0;
+    std::vector<std::thread> workers_;
+};
+
+}  // namespace fr

@@ -1,0 +1,186 @@
+// The ops that work row by row.
+#pragma once
+
+#include "arith.h"
+#include "kernels.h"
+
+namespace {
+
+// Σ x² in sixteen lanes, lane = index mod 16.
+FR_INLINE float sum_of_squares(const float* x, int count) {
+    V total = zero();
+    int i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        V a = load(x + i);
+        total = fma(a, a, total);
+    }
+    if (i < count) {
+        V a = load(x + i, count - i);
+        total = fma(a, a, total);
+    }
+    return sum(total);
+}
+
+// f(i, n) for each run of n ≤ 16 elements.
+template <class F>
+FR_INLINE void each(int64_t count, F f) {
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) f(i, LANES);
+    if (i < count) f(i, int(count - i));
+}
+
+FR_INLINE V get(const float* p, int n) { return n == LANES ? load(p) : load(p, n); }
+FR_INLINE void put(float* p, V a, int n) { n == LANES ? store(p, a) : store(p, a, n); }
+
+FR_INLINE void normalize(const float* x, const float* weight, float* out, int count, float eps) {
+    const V factor = set(1.0f / __builtin_sqrtf(sum_of_squares(x, count) / float(count) + eps));
+    each(count, [&](int64_t i, int n) { put(out + i, get(x + i, n) * factor * get(weight + i, n), n); });
+}
+
+void norm(const float* x, const float* weight, float* out, int32_t H, float eps, int32_t row0, int32_t row1) {
+    for (int64_t r = row0; r < row1; ++r) normalize(x + r * H, weight, out + r * H, H, eps);
+}
+
+void add(const float* x, const float* residual, float* out, int64_t count, float scale) {
+    const V s = set(scale);
+    each(count, [&](int64_t i, int n) { put(out + i, get(residual + i, n) + s * get(x + i, n), n); });
+}
+
+template <class T>
+void embed_rows(const T* table, const int32_t* tokens, float* out, int32_t H, float scale, int32_t row0, int32_t row1) {
+    const V s = set(scale);
+    for (int64_t r = row0; r < row1; ++r) {
+        const T* from = table + int64_t(tokens[r]) * H;
+        each(H, [&](int64_t i, int n) { put(out + r * H + i, load(from + i, n) * s, n); });
+    }
+}
+
+void embed(const void* table, fr::Format format, const int32_t* tokens, float* out, int32_t H, float scale, int32_t row0, int32_t row1) {
+    if (format == fr::BF16)
+        embed_rows((const bf16*)table, tokens, out, H, scale, row0, row1);
+    else
+        embed_rows((const float*)table, tokens, out, H, scale, row0, row1);
+}
+
+FR_INLINE void rotate(float* x, const float* cos, const float* sin, int half) {
+    each(half, [&](int64_t i, int n) {
+        V a = get(x + i, n), b = get(x + half + i, n), c = get(cos + i, n), s = get(sin + i, n);
+        put(x + i, a * c - b * s, n);
+        put(x + half + i, b * c + a * s, n);
+    });
+}
+
+void rope(const fr::Rope& r, int32_t row0, int32_t row1) {
+    const int64_t stride = int64_t(r.heads + 2 * r.kv_heads) * r.D;
+    for (int64_t row = row0; row < row1; ++row) {
+        float* q = r.qkv + row * stride;
+        float* k = q + int64_t(r.heads) * r.D;
+        if (r.q_norm)
+            for (int i = 0; i < r.heads * r.D; i += r.q_norm_size) normalize(q + i, r.q_norm, q + i, r.q_norm_size, r.eps);
+        if (r.k_norm)
+            for (int i = 0; i < r.kv_heads * r.D; i += r.k_norm_size) normalize(k + i, r.k_norm, k + i, r.k_norm_size, r.eps);
+        if (!r.half) continue;
+        const int64_t at = int64_t(r.positions[row]) * r.half;
+        for (int h = 0; h < r.heads + r.kv_heads; ++h) rotate(q + int64_t(h) * r.D, r.cos + at, r.sin + at, r.half);
+    }
+}
+
+FR_INLINE void narrow(float x, float& to) { to = x; }
+FR_INLINE void narrow(float x, bf16& to) { to = round_bf16(x); }
+
+template <class T>
+void write_rows(const float* kv, int64_t stride, T* keys, T* values, const int32_t* slots, int heads, int D, int row0, int row1) {
+    for (int row = row0; row < row1; ++row) {
+        const int64_t page = slots[row] / fr::PAGE, offset = slots[row] % fr::PAGE;
+        for (int h = 0; h < heads; ++h) {
+            const float* k = kv + row * stride + int64_t(h) * D;
+            const float* v = k + int64_t(heads) * D;
+            T* to_k = keys + (page * heads + h) * fr::PAGE * D + offset;
+            T* to_v = values + ((page * heads + h) * fr::PAGE + offset) * D;
+            for (int d = 0; d < D; ++d) narrow(k[d], to_k[int64_t(d) * fr::PAGE]);
+            for (int d = 0; d < D; ++d) narrow(v[d], to_v[d]);
+        }
+    }
+}
+
+void write_kv(const float* kv, int64_t stride, void* keys, void* values, fr::Format format, const int32_t* slots, int32_t kv_heads, int32_t D,
+              int32_t row0, int32_t row1) {
+    if (format == fr::BF16)
+        write_rows(kv, stride, (bf16*)keys, (bf16*)values, slots, kv_heads, D, row0, row1);
+    else
+        write_rows(kv, stride, (float*)keys, (float*)values, slots, kv_heads, D, row0, row1);
+}
+
+template <int KIND>
+void gate_rows(const float* x, float* out, int32_t F, int32_t row0, int32_t row1) {
+    for (int64_t r = row0; r < row1; ++r)
+        each(F, [&](int64_t i, int n) {
+            put(out + r * F + i, activate<KIND>(get(x + 2 * r * F + i, n)) * get(x + (2 * r + 1) * F + i, n), n);
+        });
+}
+
+void gate(const float* x, float* out, int32_t F, int32_t activation, int32_t row0, int32_t row1) {
+    switch (activation) {
+        case SILU: return gate_rows<SILU>(x, out, F, row0, row1);
+        case GELU: return gate_rows<GELU>(x, out, F, row0, row1);
+        case GELU_TANH: return gate_rows<GELU_TANH>(x, out, F, row0, row1);
+        case RELU: return gate_rows<RELU>(x, out, F, row0, row1);
+        case RELU2: return gate_rows<RELU2>(x, out, F, row0, row1);
+    }
+}
+
+// x ← softcap · tanh(scale · x / softcap), or scale · x where softcap is 0.
+void cap(float* x, int64_t count, float scale, float softcap) {
+    const V s = set(scale), c = set(softcap);
+    each(count, [&](int64_t i, int n) {
+        V a = get(x + i, n) * s;
+        put(x + i, softcap > 0.0f ? c * hyperbolic_tangent(a / c) : a, n);
+    });
+}
+
+// argmax of scores + noise, ties to the lowest id; log-softmax(scores) there: score − maximum − ln Σ exp(score − maximum), the sum in
+// sixteen lanes, lane = id mod 16. A NaN anywhere: token −1 and NaN.
+void pick(const float* scores, const float* noise, int32_t vocab, int64_t* token, float* logprob) {
+    const V minus = set(-__builtin_inff());
+    V peak = minus, best = minus;
+    bool spoilt = false;
+    V winner = zero();  // the number of the vector in which each lane's best was first seen; exact up to 2²⁴ · 16 ids
+    const Mask all = lanes_from(0, LANES);
+    each(vocab, [&](int64_t i, int n) {
+        const Mask valid = n == LANES ? all : lanes_from(0, n);
+        V score = get(scores + i, n), total = noise ? score + get(noise + i, n) : score;
+        spoilt |= any_nan(total);
+        score = select(valid, score, minus);
+        total = select(valid, total, minus);
+        peak = max(peak, score);
+        const Mask better = less(best, total);
+        best = select(better, total, best);
+        winner = select(better, set(float(i / LANES)), winner);
+    });
+    if (spoilt) {
+        *token = -1;
+        *logprob = __builtin_nanf("");
+        return;
+    }
+    float lane_best[LANES], lane_winner[LANES];
+    store(lane_best, best);
+    store(lane_winner, winner);
+    int64_t chosen = -1;
+    float most = -__builtin_inff();
+    for (int l = 0; l < LANES && l < vocab; ++l) {
+        const int64_t id = int64_t(lane_winner[l]) * LANES + l;
+        if (chosen < 0 || lane_best[l] > most || (lane_best[l] == most && id < chosen)) chosen = id, most = lane_best[l];
+    }
+    const float top = maximum(peak);
+    V total = zero();
+    each(vocab, [&](int64_t i, int n) {
+        V e = exponential(get(scores + i, n) - set(top));
+        if (n < LANES) e = select(lanes_from(0, n), e, zero());
+        total = total + e;
+    });
+    const float mass = sum(total);
+    *token = chosen;
+    *logprob = scores[chosen] - top - float(__builtin_log(double(mass)));
+}
+
+}  // namespace

@@ -1,0 +1,425 @@
+// Runs programs: reads an op, cuts its work into tasks, hands them to the pool.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "forerun_cpu.h"
+#include "kernels.h"
+#include "pool.h"
+
+namespace fr {
+
+extern const Kernels kernels_scalar;
+#if defined(__x86_64__)
+extern const Kernels kernels_avx2, kernels_avx512, kernels_avx512bf16;
+#endif
+
+namespace {
+
+// The instruction sets that this machine runs, best first.
+std::vector<const Kernels*> available() {
+    std::vector<const Kernels*> found;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512dq");
+    if (wide && __builtin_cpu_supports("avx512bf16")) found.push_back(&kernels_avx512bf16);
+    if (wide) found.push_back(&kernels_avx512);
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(&kernels_avx2);
+#endif
+    found.push_back(&kernels_scalar);
+    return found;
+}
+
+// Memory that grows and is never zeroed; aligned to a cache line.
+class Buffer {
+public:
+    Buffer() = default;
+    Buffer(Buffer&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    ~Buffer() { free(data_); }
+    template <class T>
+    T* room(size_t count) {
+        const size_t bytes = count * sizeof(T);
+        if (bytes > size_) {
+            free(data_);
+            size_ = 0;
+            data_ = aligned_alloc(64, (bytes + bytes / 4 + 63) / 64 * 64);
+            if (!data_) throw std::bad_alloc();
+            size_ = bytes;
+        }
+        return static_cast<T*>(data_);
+    }
+
+private:
+    void* data_ = nullptr;
+    size_t size_ = 0;
+};
+
+constexpr int64_t WORTH_SHARING = 16384;  // elements of a row-wise op, multiplications / 16 of a product: below, waking a thread costs more
+constexpr int TILES_TOGETHER = 16;        // row tiles that pass over a panel while it is in cache
+constexpr int SCORES = 65536;             // floats of one attention task's scores: a quarter of a small L2
+
+struct AttentionTask {
+    int32_t segment, kv_head, row0, row1;
+};
+
+}  // namespace
+}  // namespace fr
+
+using namespace fr;
+
+struct fr_context {
+    fr_context(int threads, const Kernels* kernels) : k(kernels), pool(threads), scratch(size_t(threads)) {}
+
+    const Kernels* k;
+    Pool pool;
+    Buffer packed;
+    std::vector<Buffer> scratch;  // one a thread
+    Buffer moe_rows, moe_wide, moe_gated, moe_out, moe_route, kept;
+    std::vector<AttentionTask> tasks;
+    std::vector<std::pair<int32_t, float>> picked;  // of one expert: row, weight
+};
+
+namespace {
+
+// One op with its operands resolved.
+class Call {
+public:
+    Call(fr_context& context, const fr_op& op, void* const* table, const int32_t* sizes)
+        : c_(context), k_(*context.k), op_(op), table_(table), sizes_(sizes), rows_(sizes[op.rows]) {}
+
+    int32_t run();
+
+private:
+    template <class T = float>
+    T* t(int at) const {
+        return op_.t[at] < 0 ? nullptr : static_cast<T*>(table_[op_.t[at]]);
+    }
+    int32_t i(int at) const { return op_.i[at]; }
+    float f(int at) const { return op_.f[at]; }
+
+    // Whether 0 ≤ values[j] < end for all of them.
+    static bool within(const int32_t* values, int64_t count, int64_t end) {
+        return std::all_of(values, values + count, [&](int32_t v) { return v >= 0 && v < end; });
+    }
+
+    // f(row0, row1) over all rows, in parallel where it is worth it.
+    template <class F>
+    void by_rows(int32_t rows, int64_t width, F&& work) {
+        const int32_t parts = rows * width < WORTH_SHARING ? 1 : std::min<int32_t>(rows, 4 * c_.pool.threads());
+        if (parts <= 1) return work(0, rows);
+        c_.pool.run(parts, [&](int32_t part, int32_t) { work(int32_t(int64_t(rows) * part / parts), int32_t(int64_t(rows) * (part + 1) / parts)); });
+    }
+
+    void product(const float* x, const void* w, const float* bias, float* y, int32_t rows, int32_t K, int32_t N, int32_t format);
+    void take(const float* x, const int32_t* rows, float* out, int32_t width);
+    void rope();
+    int32_t attention();
+    int32_t keep_kv();
+    template <class T>
+    void keep(T* cache, bool transposed);
+    void gate(const float* x, float* out, int32_t rows, int32_t F, int32_t activation);
+    void moe();
+    void route(const float* logits, int32_t E, int32_t top_k, bool normalize, int32_t* experts, float* weights);
+    void concat();
+    void noise();
+
+    fr_context& c_;
+    const Kernels& k_;
+    const fr_op& op_;
+    void* const* table_;
+    const int32_t* sizes_;
+    int32_t rows_;
+};
+
+void Call::product(const float* x, const void* w, const float* bias, float* y, int32_t rows, int32_t K, int32_t N, int32_t format) {
+    if (!rows) return;
+    Product p{};
+    p.w = w, p.x = x, p.bias = bias, p.y = y, p.y_stride = N, p.K = K, p.N = N, p.rows = rows;
+    p.format = Format(format);
+    p.tiles = (rows + k_.tile_rows - 1) / k_.tile_rows;
+    p.packed = c_.packed.room<char>(rows * k_.packed_bytes(p.format, K));
+    const int32_t panels = (N + PANEL - 1) / PANEL, threads = c_.pool.threads();
+    const bool share = threads > 1 && int64_t(rows) * K * N > 16 * WORTH_SHARING;
+    if (share && int64_t(rows) * K > 4 * WORTH_SHARING)
+        c_.pool.run(p.tiles, [&](int32_t t, int32_t) { k_.pack_rows(p, t, t + 1); });
+    else
+        k_.pack_rows(p, 0, p.tiles);
+
+    const int32_t groups = (p.tiles + TILES_TOGETHER - 1) / TILES_TOGETHER;
+    const int32_t parts = share ? std::max(1, 6 * threads / groups) : 1;
+    const int32_t chunk = std::max(2, ((panels + parts - 1) / parts + 1) / 2 * 2);
+    const int32_t chunks = (panels + chunk - 1) / chunk;
+    auto task = [&](int32_t at, int32_t) {
+        const int32_t group = at / chunks, panel = at % chunks * chunk;
+        k_.multiply(p, panel, std::min(panels, panel + chunk), int32_t(int64_t(p.tiles) * group / groups),
+                    int32_t(int64_t(p.tiles) * (group + 1) / groups));
+    };
+    if (share)
+        c_.pool.run(groups * chunks, task);
+    else
+        for (int32_t at = 0; at < groups * chunks; ++at) task(at, 0);
+}
+
+void Call::take(const float* x, const int32_t* rows, float* out, int32_t width) {
+    for (int32_t r = 0; r < rows_; ++r) memcpy(out + int64_t(r) * width, x + int64_t(rows[r]) * width, size_t(width) * 4);
+}
+
+void Call::rope() {
+    const Rope r{t(0), t<int32_t>(1), t(2), t(3), t(4), t(5), i(0), i(1), i(2), i(3), i(4), i(5), f(0)};
+    by_rows(rows_, int64_t(i(0) + i(1)) * i(2), [&](int32_t row0, int32_t row1) { k_.rope(r, row0, row1); });
+}
+
+int32_t Call::attention() {
+    Attention a{};
+    a.qkv = t(0), a.keys = t<void>(1), a.values = t<void>(2), a.out = t(3);
+    a.positions = t<int32_t>(4), a.slots = t<int32_t>(5), a.parents = t<int32_t>(6), a.starts = t<int32_t>(7);
+    a.known = t<int32_t>(8), a.context = t<int32_t>(9), a.pages = t<int32_t>(10), a.sinks = t(11);
+    a.page_columns = sizes_[FR_PAGE_COLUMNS];
+    a.heads = i(0), a.kv_heads = i(1), a.D = i(2), a.window = i(3), a.format = Format(i(4));
+    a.scale = f(0), a.softcap = f(1);
+
+    if (!within(a.slots, rows_, int64_t(i(5)) * PAGE) || !within(a.pages, int64_t(sizes_[FR_SEGMENTS]) * a.page_columns, i(5)))
+        return FR_RANGE;
+    for (int32_t s = 0; s < sizes_[FR_SEGMENTS]; ++s)
+        if (a.context[s] < 0 || a.context[s] + a.known[s] > a.page_columns * PAGE) return FR_RANGE;
+
+    c_.tasks.clear();
+    size_t bytes = 0;
+    int64_t work = 0;
+    const int32_t group = a.heads / a.kv_heads;
+    for (int32_t s = 0; s < sizes_[FR_SEGMENTS]; ++s) {
+        const int32_t end = a.starts[s + 1];
+        for (int32_t row0 = a.starts[s], row1; row0 < end; row0 = row1) {
+            // Later rows see more: size the block by the last row it might have.
+            const int32_t last = std::min(end, row0 + ROW_BLOCK) - 1;
+            const int32_t width = (a.positions[last] / PAGE + 1) * PAGE * group;
+            row1 = row0 + std::clamp(SCORES / width, 1, last + 1 - row0);
+            bytes = std::max(bytes, k_.attention_bytes(a, s, row0, row1));
+            work += int64_t(row1 - row0) * width * a.D;
+            for (int32_t h = 0; h < a.kv_heads; ++h) c_.tasks.push_back({s, h, row0, row1});
+        }
+    }
+    for (auto& buffer : c_.scratch) buffer.room<char>(bytes + 64);
+    auto task = [&](int32_t at, int32_t thread) {
+        const AttentionTask& part = c_.tasks[size_t(at)];
+        k_.attention(a, part.segment, part.kv_head, part.row0, part.row1, c_.scratch[size_t(thread)].room<char>(bytes + 64));
+    };
+    const auto count = int32_t(c_.tasks.size());
+    if (work * a.kv_heads > 16 * WORTH_SHARING)
+        c_.pool.run(count, task);
+    else
+        for (int32_t at = 0; at < count; ++at) task(at, 0);
+    return FR_OK;
+}
+
+template <class T>
+void Call::keep(T* cache, bool transposed) {
+    const int32_t layers = i(0), pages = i(1), heads = i(2), D = i(3), count = i(5);
+    const int32_t *source = t<int32_t>(2), *target = t<int32_t>(3);
+    const int64_t block = int64_t(PAGE) * D, step = transposed ? PAGE : 1, place = transposed ? 1 : D;
+    T* held = c_.kept.room<T>(size_t(count) * heads * D);
+    for (int32_t layer = 0; layer < layers; ++layer) {
+        T* base = cache + layer * (pages * heads * block);
+        for (int pass = 0; pass < 2; ++pass)
+            for (int32_t n = 0; n < count; ++n) {
+                const int64_t slot = pass ? target[n] : source[n];
+                for (int32_t h = 0; h < heads; ++h) {
+                    T* at = base + (slot / PAGE * heads + h) * block + slot % PAGE * place;
+                    T* kept = held + (int64_t(n) * heads + h) * D;
+                    for (int32_t d = 0; d < D; ++d) pass ? void(at[d * step] = kept[d]) : void(kept[d] = at[d * step]);
+                }
+            }
+    }
+}
+
+int32_t Call::keep_kv() {
+    const int64_t slots = int64_t(i(1)) * PAGE;
+    if (!within(t<int32_t>(2), i(5), slots) || !within(t<int32_t>(3), i(5), slots)) return FR_RANGE;
+    if (i(4) == BF16) {
+        keep(t<uint16_t>(0), true);
+        keep(t<uint16_t>(1), false);
+    } else {
+        keep(t(0), true);
+        keep(t(1), false);
+    }
+    return FR_OK;
+}
+
+void Call::gate(const float* x, float* out, int32_t rows, int32_t F, int32_t activation) {
+    by_rows(rows, F, [&](int32_t row0, int32_t row1) { k_.gate(x, out, F, activation, row0, row1); });
+}
+
+// Softmax over the experts, the top_k of them in ascending order, ties to the lower index.
+void Call::route(const float* logits, int32_t E, int32_t top_k, bool normalize, int32_t* experts, float* weights) {
+    std::vector<int32_t> order(static_cast<size_t>(E));
+    for (int32_t e = 0; e < E; ++e) order[size_t(e)] = e;
+    std::partial_sort(order.begin(), order.begin() + top_k, order.end(),
+                      [&](int32_t a, int32_t b) { return logits[a] > logits[b] || (logits[a] == logits[b] && a < b); });
+    const float peak = logits[order[0]];
+    float total = 0.0f, chosen = 0.0f;
+    for (int32_t e = 0; e < E; ++e) total += std::exp(logits[e] - peak);
+    std::sort(order.begin(), order.begin() + top_k);
+    for (int32_t j = 0; j < top_k; ++j) {
+        experts[j] = order[size_t(j)];
+        weights[j] = std::exp(logits[experts[j]] - peak) / total;
+        chosen += weights[j];
+    }
+    if (normalize)
+        for (int32_t j = 0; j < top_k; ++j) weights[j] /= chosen;
+}
+
+void Call::moe() {
+    const int32_t H = i(0), E = i(1), top_k = i(2), F = i(3), activation = i(4), rows = rows_;
+    const float* x = t(0);
+    void* const* experts = t<void*>(2);
+    float* out = t(3);
+    float* logits = c_.moe_route.room<float>(size_t(rows) * (size_t(E) + 2 * size_t(top_k)));
+    float* weights = logits + int64_t(rows) * E;
+    auto* chosen = reinterpret_cast<int32_t*>(weights + int64_t(rows) * top_k);
+    product(x, t<void>(1), nullptr, logits, rows, H, E, i(6));
+    for (int64_t r = 0; r < rows; ++r) route(logits + r * E, E, top_k, i(5) != 0, chosen + r * top_k, weights + r * top_k);
+    memset(out, 0, size_t(rows) * size_t(H) * 4);
+    for (int32_t e = 0; e < E; ++e) {
+        c_.picked.clear();
+        for (int32_t r = 0; r < rows; ++r)
+            for (int32_t j = 0; j < top_k; ++j)
+                if (chosen[int64_t(r) * top_k + j] == e) c_.picked.emplace_back(r, weights[int64_t(r) * top_k + j]);
+        const auto count = int32_t(c_.picked.size());
+        if (!count) continue;
+        float* in = c_.moe_rows.room<float>(size_t(count) * H);
+        float* wide = c_.moe_wide.room<float>(size_t(count) * 2 * F);
+        float* gated = c_.moe_gated.room<float>(size_t(count) * F);
+        float* value = c_.moe_out.room<float>(size_t(count) * H);
+        for (int32_t n = 0; n < count; ++n) memcpy(in + int64_t(n) * H, x + int64_t(c_.picked[size_t(n)].first) * H, size_t(H) * 4);
+        product(in, experts[e], nullptr, wide, count, H, 2 * F, i(7));
+        gate(wide, gated, count, F, activation);
+        product(gated, experts[E + e], nullptr, value, count, F, H, i(7));
+        for (int32_t n = 0; n < count; ++n) {
+            float* to = out + int64_t(c_.picked[size_t(n)].first) * H;
+            k_.add(value + int64_t(n) * H, to, to, H, c_.picked[size_t(n)].second);
+        }
+    }
+}
+
+void Call::concat() {
+    int64_t width = 0, at = 0;
+    for (int32_t part = 0; part < i(0); ++part) width += i(1 + part);
+    for (int32_t part = 0; part < i(0); at += i(1 + part), ++part)
+        for (int64_t r = 0; r < rows_; ++r) memcpy(t(0) + r * width + at, t(1 + part) + r * i(1 + part), size_t(i(1 + part)) * 4);
+}
+
+void Call::noise() {
+    const uint64_t seed = uint64_t(uint32_t(i(1))) << 32 | uint32_t(i(0)), index = uint64_t(uint32_t(i(3))) << 32 | uint32_t(i(2));
+    const int32_t vocab = i(4), chunk = 16384;
+    float* out = t(0);
+    c_.pool.run((vocab + chunk - 1) / chunk, [&](int32_t part, int32_t) {
+        k_.dice(seed, index, part * chunk, std::min(vocab, (part + 1) * chunk), out + int64_t(part) * chunk);
+    });
+}
+
+int32_t Call::run() {
+    switch (op_.code) {
+        case FR_EMBED:
+            if (!within(t<int32_t>(1), rows_, i(2))) return FR_RANGE;
+            by_rows(rows_, i(0), [&](int32_t a, int32_t b) { k_.embed(t<void>(0), Format(i(1)), t<int32_t>(1), t(2), i(0), f(0), a, b); });
+            return FR_OK;
+        case FR_TAKE:
+            take(t(0), t<int32_t>(1), t(2), i(0));
+            return FR_OK;
+        case FR_NORM:
+            by_rows(rows_, i(0), [&](int32_t a, int32_t b) { k_.norm(t(0), t(1), t(2), i(0), f(0), a, b); });
+            return FR_OK;
+        case FR_ADD:
+        case FR_ADD_NORM: {
+            const bool norm = op_.code == FR_ADD_NORM;
+            const int64_t H = i(0);
+            float* total = t(norm ? 4 : 2);
+            by_rows(rows_, H, [&](int32_t a, int32_t b) {
+                k_.add(t(0) + a * H, t(1) + a * H, total + a * H, (b - a) * H, f(norm ? 1 : 0));
+                if (norm) k_.norm(total, t(2), t(3), i(0), f(0), a, b);
+            });
+            return FR_OK;
+        }
+        case FR_MATMUL:
+            product(t(0), t<void>(1), t(2), t(3), rows_, i(0), i(1), i(2));
+            return FR_OK;
+        case FR_ROPE:
+            if (i(3) && !within(t<int32_t>(1), rows_, i(6))) return FR_RANGE;
+            rope();
+            return FR_OK;
+        case FR_WRITE_KV: {
+            if (!within(t<int32_t>(3), rows_, int64_t(i(4)) * PAGE)) return FR_RANGE;
+            const int64_t stride = int64_t(i(0) + 2 * i(1)) * i(2);
+            by_rows(rows_, 2 * int64_t(i(1)) * i(2), [&](int32_t a, int32_t b) {
+                k_.write_kv(t(0) + int64_t(i(0)) * i(2), stride, t<void>(1), t<void>(2), Format(i(3)), t<int32_t>(3), i(1), i(2), a, b);
+            });
+            return FR_OK;
+        }
+        case FR_ATTENTION:
+            return attention();
+        case FR_KEEP_KV:
+            return keep_kv();
+        case FR_GATE:
+            gate(t(0), t(1), rows_, i(0), i(1));
+            return FR_OK;
+        case FR_MOE:
+            moe();
+            return FR_OK;
+        case FR_LOGITS:
+            product(t(0), t<void>(1), nullptr, t(2), rows_, i(0), i(1), i(2));
+            if (f(0) != 1.0f || f(1) > 0.0f)
+                by_rows(rows_, i(1), [&](int32_t a, int32_t b) { k_.cap(t(2) + int64_t(a) * i(1), int64_t(b - a) * i(1), f(0), f(1)); });
+            return FR_OK;
+        case FR_PICK:
+            by_rows(rows_, i(0), [&](int32_t a, int32_t b) {
+                for (int64_t r = a; r < b; ++r)
+                    k_.pick(t(0) + r * i(0), t(1) ? t(1) + r * i(0) : nullptr, i(0), t<int64_t>(2) + r, t(3) + r);
+            });
+            return FR_OK;
+        case FR_NOISE:
+            noise();
+            return FR_OK;
+        case FR_NOISE_AT:
+            k_.dice_at(t<int64_t>(0), t<int64_t>(1), t<int64_t>(2), i(0), t(3));
+            return FR_OK;
+        case FR_CONCAT:
+            concat();
+            return FR_OK;
+        default:
+            return FR_UNKNOWN_OP;
+    }
+}
+
+}  // namespace
+
+#define FR_EXPORT extern "C" __attribute__((visibility("default")))
+
+FR_EXPORT const char* fr_isas(int32_t i) {
+    const auto found = available();
+    return i >= 0 && size_t(i) < found.size() ? found[size_t(i)]->name : nullptr;
+}
+
+FR_EXPORT fr_context* fr_open(int32_t threads, const char* isa) {
+    for (const Kernels* kernels : available())
+        if (!isa || !strcmp(isa, kernels->name)) return new (std::nothrow) fr_context(std::max(1, threads), kernels);
+    return nullptr;
+}
+
+FR_EXPORT void fr_close(fr_context* context) { delete context; }
+FR_EXPORT const char* fr_isa(const fr_context* context) { return context->k->name; }
+FR_EXPORT uint64_t fr_stalls(const fr_context* context) { return context->pool.stalls(); }
+
+FR_EXPORT int32_t fr_run(fr_context* context, const fr_op* ops, int32_t count, void* const* table, const int32_t* sizes) {
+    try {
+        for (int32_t at = 0; at < count; ++at)
+            if (const int32_t status = Call(*context, ops[at], table, sizes).run()) return status;
+    } catch (const std::bad_alloc&) {
+        return FR_MEMORY;
+    }
+    return FR_OK;
+}
