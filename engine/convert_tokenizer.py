@@ -15,8 +15,9 @@ def main(argv: list[str]) -> int:
 
     source, target = Path(argv[0]), Path(argv[1])
     more: dict[str, Any] = {"trust_remote_code": "--trust-remote-code" in argv[2:], "local_files_only": True}
-    if source.is_file():
-        source, more["gguf_file"] = source.parent, source.name
+    packed = [source] if source.is_file() else sorted(source.glob("*.gguf"))
+    if packed and not (source / "config.json").is_file():
+        source, more["gguf_file"] = packed[0].parent, packed[0].name
     tokenizer = AutoTokenizer.from_pretrained(source, **more)
     if not tokenizer.is_fast:
         print(f"{type(tokenizer).__name__} has no fast form", file=sys.stderr)
