@@ -4,12 +4,14 @@ First come first served, with two ways to be let past, so that one large request
 never starve a large one (user reports: vLLM #31731, #15996).
 
 *Tokens.* A sequence enters when the step has prompt tokens left for it, or when what it has to compute is at most half of what the
-prompts in progress still need: then it slips in beside them (see `shares.py`).
+prompts in progress still need: then it slips in beside them (see `shares.py`). On this way later ones may overtake the first that had
+to stay, in all by as many tokens as that one itself has to compute.
 
-*Pages.* Who does not fit stays. Later ones may overtake the first that had to stay, the *head*,
-  (a) if all who overtook it and still run, each at its largest, leave the head its room: pool ≥ head + overtakers + reserve. Then they
-      never make it wait for longer than until those that were there before it have ended; so this may go on while the head waits;
-  (b) or on credit: in all as many tokens as the head itself has to compute. A bounded delay, once.
+*Pages.* The oldest that does not fit is the *head*. Younger ones may enter all the same
+  (a) while they leave it its room: pool ≥ head + all younger ones that run, each at its largest + reserve;
+  (b) while it could not start even if all younger ones were gone, because of the older ones that run.
+So small ones flow for as long as the head waits, and it starts at the latest when the older ones, and then the younger ones that run
+at that moment, have ended.
 
 A sequence whose next page somebody else is computing right now waits until it is published and then shares it; that holds up nobody
 behind it.
@@ -39,7 +41,7 @@ class Admission:
         self._rows = rows
         self._waiting = waiting
         self._head: Entry | None = None
-        """who waits for pages in front; stays so until it is admitted or over, whatever the order among tenants becomes"""
+        """the oldest that waits for pages: tried first, whatever the order among tenants becomes"""
 
     def admit(self, behind: list[Entry], budget: int, landed: int) -> list[Entry]:
         """Admit whoever may enter. `behind`: running rows that are still feeding known tokens; `budget`: prompt tokens of the step;
@@ -48,26 +50,24 @@ class Admission:
             return []
         claimed = sum(entry.behind for entry in behind)
         admitted: list[Entry] = []
-        stayed: Entry | None = None
+        crowded_out: Entry | None = None
         for entry in self._candidates():
             crowded = claimed >= budget and len(behind) + len(admitted) >= _SLIP
             if not self._rows.free or len(admitted) >= budget or crowded:
                 break
             if entry.after > landed or entry.blocked == self._ledger.version:
-                stayed = stayed or self._stays(entry, len(entry.sequence.tokens))
+                self._wants_pages(entry)
                 continue
             match = self._ledger.look(entry)
             if match.promised:
                 continue
             need = len(entry.sequence.tokens) - len(match.pages) * self._sizes.page_tokens
-            if not self._may_enter(entry, match, need, claimed, budget):
-                stayed = stayed or self._stays(entry, need)
-                continue
-            if stayed is not None and not self._may_overtake(stayed, entry, need):
-                continue
-            self._enter(entry, match, stayed)
-            admitted.append(entry)
-            claimed += entry.behind
+            if claimed >= budget and 2 * need > claimed:
+                crowded_out = crowded_out or self._wants_tokens(entry, need)
+            elif self._has_pages(entry, match) and self._spends(crowded_out, need):
+                self._enter(entry, match)
+                admitted.append(entry)
+                claimed += entry.behind
         return admitted
 
     def _candidates(self) -> list[Entry]:
@@ -78,46 +78,52 @@ class Admission:
         head = self._head
         if head is None or head.over or head.running:
             self._head = None
-        elif self._waiting.tenants > 1:
-            candidates = [entry for entry in candidates if entry is not head]
-            at = sum(entry.started for entry in candidates)
-            candidates.insert(0 if head.started else at, head)
-        return candidates
+            return candidates
+        return [head, *(entry for entry in candidates if entry is not head)]
 
-    def _may_enter(self, entry: Entry, match: Match, need: int, claimed: int, budget: int) -> bool:
-        if claimed >= budget and 2 * need > claimed:
-            return False
-        if self._ledger.fits(match, len(entry.sequence.tokens) + 1, alone=not self._rows.running):
-            return True
-        entry.blocked = self._ledger.version
-        self._head = self._head or entry
-        return False
-
-    def _stays(self, entry: Entry, need: int) -> Entry:
+    def _wants_tokens(self, entry: Entry, need: int) -> Entry:
         if entry.credit < 0:
             entry.credit = need
         return entry
 
-    def _may_overtake(self, head: Entry, entry: Entry, need: int) -> bool:
-        if head.blocked >= 0:
-            taken = sum(self._largest(other) for other in self._rows.running if other.overtook is head)
-            room = self._sizes.pages - self._sizes.reserve - self._sizes.pages_of(len(head.sequence.tokens) + 1)
-            if taken + self._largest(entry) <= room:
-                return True
-        if need > head.credit:
+    def _spends(self, crowded_out: Entry | None, need: int) -> bool:
+        """It may go past who waits for tokens, who counts how often that happens."""
+        if crowded_out is None:
+            return True
+        if need > crowded_out.credit:
             return False
-        head.credit -= need
+        crowded_out.credit -= need
         return True
+
+    def _wants_pages(self, entry: Entry) -> None:
+        if self._head is None or entry.serial < self._head.serial:
+            self._head = entry
+
+    def _has_pages(self, entry: Entry, match: Match) -> bool:
+        """There are pages for it, and the head would not miss them."""
+        if not self._ledger.fits(match, len(entry.sequence.tokens) + 1, alone=not self._rows.running):
+            entry.blocked = self._ledger.version
+            self._wants_pages(entry)
+            return False
+        head = self._head
+        if head is None or entry.serial <= head.serial:
+            return True
+        wanted = self._sizes.pages_of(len(head.sequence.tokens) + 1) + self._sizes.reserve
+        younger = [other for other in self._rows.running if other.serial > head.serial]
+        if wanted + self._largest(entry) + sum(self._largest(other) for other in younger) <= self._sizes.pages:
+            return True
+        return self._ledger.pool.available + sum(len(other.pages) for other in younger) < wanted
 
     def _largest(self, entry: Entry) -> int:
         """Pages it holds just before its last token."""
         return self._sizes.pages_of(entry.last - 1)
 
-    def _enter(self, entry: Entry, match: Match, stayed: Entry | None) -> None:
+    def _enter(self, entry: Entry, match: Match) -> None:
         self._waiting.remove(entry)
         self._ledger.seat(entry, match)
         self._rows.enter(entry)
         entry.started = True
         entry.blocked = entry.credit = -1
-        entry.overtook = stayed
         entry.picks = entry.ahead = entry.echo = 0
+        if entry is self._head:
+            self._head = None

@@ -45,8 +45,6 @@ class Entry:
     published: int = 0
     promise: bytes | None = None
     """key of the page below `tip` that it promised to publish"""
-    overtook: Entry | None = None
-    """who was waiting for pages in front of it when it was admitted"""
 
     # While it waits.
     after: int = -1
@@ -54,7 +52,7 @@ class Entry:
     blocked: int = -1
     """state of the pages (`Ledger.version`) in which it did not fit; −1 = it is not waiting for pages"""
     credit: int = -1
-    """tokens by which later ones may still overtake it; −1 = it did not have to stay behind yet"""
+    """tokens by which later ones may overtake it while the step has none to spare; −1 = it did not have to stay behind yet"""
 
     # Prompt log-probabilities are reported from the start of the prompt in every admission; the stream gets each once.
     echoed: int = 0

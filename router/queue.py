@@ -10,28 +10,31 @@ import bisect
 import heapq
 import itertools
 import math
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 
 from forerun.router.entry import Entry
 
-_RECENT = 64
+_FIRST_STAY_SECONDS = 1.0
+_WEIGHT = 1 / 16
+"""share of a request that leaves in the running average"""
 _LONGEST_RETRY_SECONDS = 30
 
 
 class Permit:
     """The right of one request to be in the server, waiting or running. `leave` is idempotent; also a context manager."""
 
-    __slots__ = ("_gate", "permits")
+    __slots__ = ("_entered", "_gate", "permits")
 
-    def __init__(self, gate: Gate, permits: int) -> None:
+    def __init__(self, gate: Gate, permits: int, entered: float) -> None:
         self._gate: Gate | None = gate
+        self._entered = entered
         self.permits = permits
 
     def leave(self) -> None:
         if self._gate is not None:
-            self._gate.left(self.permits)
+            self._gate.left(self.permits, self._entered)
             self._gate = None
 
     def __enter__(self) -> Permit:
@@ -44,14 +47,14 @@ class Permit:
 class Gate:
     """`max_concurrent_requests` permits, never waited for: who finds too few is refused at once (TGI's 429).
 
-    A refused client is told when its turn would come if the refused came back one after the other at the rate at which permits became free
-    lately; so a burst of refused clients does not come back as a burst."""
+    A refused client is told when its turn would come if the refused came back one after the other while permits become free at the rate of
+    late, which by Little's law is limit / (time a request stays). So a burst of refused clients does not come back as a burst."""
 
     def __init__(self, limit: int, clock: Callable[[], float]) -> None:
         self.limit = limit
         self.inside = 0
         self._clock = clock
-        self._left: deque[float] = deque(maxlen=_RECENT)
+        self._stay_seconds = _FIRST_STAY_SECONDS
         self._turn = 0.0
         """when the last refused client's turn comes"""
 
@@ -60,24 +63,18 @@ class Gate:
         if self.inside + permits > self.limit:
             return None
         self.inside += permits
-        return Permit(self, permits)
+        return Permit(self, permits, self._clock())
 
-    def left(self, permits: int) -> None:
+    def left(self, permits: int, entered: float) -> None:
         self.inside -= permits
-        self._left.extend(itertools.repeat(self._clock(), permits))
+        self._stay_seconds += _WEIGHT * (self._clock() - entered - self._stay_seconds)
 
     def retry_after_seconds(self, permits: int = 1) -> int:
         """For a client that was just refused: whole seconds, from 1 to 30."""
         now = self._clock()
-        self._turn = min(max(self._turn, now) + permits / self._rate(now), now + _LONGEST_RETRY_SECONDS)
+        turn = max(self._turn, now) + permits * self._stay_seconds / self.limit
+        self._turn = min(turn, now + _LONGEST_RETRY_SECONDS)
         return max(1, math.ceil(self._turn - now))
-
-    def _rate(self, now: float) -> float:
-        """Permits a second. Before anything is known: as if all of them became free in a second. A server that stopped
-        serving sees its rate fall as time goes by."""
-        if len(self._left) < 2:
-            return float(self.limit)
-        return len(self._left) / max(now - self._left[0], 1e-3)
 
 
 class Waiting:

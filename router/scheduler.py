@@ -86,7 +86,7 @@ class Scheduler:
             page_tokens=self._sizes.page_tokens,
         )
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: Sequence, now: float | None = None) -> None:
         """Queue it. Raises ValueError for one that could never run; validation by `sizes.longest` keeps such out."""
         request, params = sequence.request, sequence.params
         last = params.prompt_tokens + params.max_new_tokens
@@ -97,6 +97,7 @@ class Scheduler:
         entry = Entry(sequence, self._serial, last, caches=request.cache and self._policy.prefix_caching)
         self._serial += 1
         self._entries[sequence] = entry
+        sequence.queued_at = request.arrived if now is None else now
         self._waiting.add(entry)
         if request.deadline is not None:
             self._deadlines.add(entry, request.deadline, len(self._entries))
@@ -123,7 +124,6 @@ class Scheduler:
             self._waiting.add(entry)
         for entry in self._entries.values():
             entry.after = entry.blocked = -1
-            entry.overtook = None
         self._open(ready or self._ready)
         for entry in [entry for entry in self._entries.values() if entry.last > self._sizes.longest]:
             self._end(entry)

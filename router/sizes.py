@@ -28,11 +28,10 @@ class Sizes:
     @staticmethod
     def of(ready: Ready, policy: Policy) -> Sizes:
         """Raises ValueError, with the cure, where the limits leave nothing to work with."""
-        pages = _lower(ready.pages, policy.max_batch_total_tokens and policy.max_batch_total_tokens // ready.page_tokens)
+        asked = policy.max_batch_total_tokens
+        pages = _lower(ready.pages, None if asked is None else -(-asked // ready.page_tokens))
         if pages < 1:
-            raise ValueError(
-                f"max_batch_total_tokens {policy.max_batch_total_tokens} is less than one page of {ready.page_tokens} tokens: raise it"
-            )
+            raise ValueError(f"a pool of {pages} pages holds no sequence: raise max_batch_total_tokens or give the worker more memory")
         step_tokens = _lower(ready.max_step_tokens, policy.max_step_tokens)
         rows = min(_lower(ready.rows, policy.max_batch_size), step_tokens)
         if rows < 1 or step_tokens < 1:
