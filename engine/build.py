@@ -107,12 +107,14 @@ def plan_memory(start: Start, backend: Backend, model: Model, nodes: int) -> Siz
     usable = max(int(fit * SHARED_PART), min(fit, one)) if backend.caps.shared_memory else fit
     asked = -(-start.max_pool_tokens // size) if start.max_pool_tokens else usable
     pages = min(start.max_rows * -(-(longest + nodes) // size), asked)
-    needed = max(pages, one if start.max_total_tokens else -(-min(longest, SHORTEST) // size))
+    needed = max(pages, one if start.max_total_tokens else min(one, asked if start.max_pool_tokens else -(-SHORTEST // size)))
     if needed > fit:
         raise StartError(
             f"{_mb(left)} MB are left for KV ({_mb(free)} free, {_mb(activations)} for activations, {_mb(HEAD_ROOM)} head room): "
             f"{fit * size} tokens, but {needed * size} are asked for",
-            f"set --max-total-tokens and --max-batch-total-tokens to at most {fit * size}, or give more memory",
+            f"set --max-total-tokens and --max-batch-total-tokens to at most {fit * size}, or give more memory"
+            if fit * size >= SHORTEST
+            else "give more memory, or lower --max-batch-prefill-tokens",
         )
     if needed > pages:
         raise StartError(

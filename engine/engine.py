@@ -10,7 +10,7 @@ and drafts have their own modules. Never names a device.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from forerun.backends.base import Backend, Pool
 from forerun.engine import kv
-from forerun.engine.batch import build
+from forerun.engine.batch import Batch, build
 from forerun.engine.drafters.draft import Commit
 from forerun.engine.drafters.speculator import Speculator
 from forerun.engine.models.model import Model, Output
@@ -40,12 +40,12 @@ class Engine:
     ) -> None:
         self.ready = ready
         self._backend = backend
-        self._model = model
         self._pool = pool
         self._rows = rows
         self._sampler = sampler
         self._speculator = speculator
-        self._taps = speculator.needs.layers
+        taps = speculator.needs.layers
+        self._run: Callable[[Batch], Output] = backend.capture(lambda batch: model.forward(batch, pool, taps), None)
         self._fail_at = 0
 
     def step(self, plan: StepPlan) -> StepResult:
@@ -72,7 +72,7 @@ class Engine:
             self._fail_at = int(message.value)
 
     def _forward(self, shares: Sequence[Share]) -> Output:
-        return self._model.forward(build(shares, self._rows.table, self._backend.device), self._pool, self._taps)
+        return self._run(build(shares, self._rows.table, self._backend.device))
 
     def _long_prompt(self, share: Share) -> None:
         """Compute the first parts of a long chunk whose every position is scored."""

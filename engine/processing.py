@@ -7,6 +7,9 @@ padding of its batch, the sequence's own tokens count here.) Knows nothing of ro
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -17,8 +20,11 @@ Scores = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 GREENLIST_KEY = 15485863
+LOWEST = float(np.finfo(np.float32).min)
 FIRST_REACH = 8.0
 """nats below the best score at which the search for a nucleus starts"""
+FIRST_DISTANCE = 1.0
+"""nats around the entropy at which the search for a typical set starts"""
 
 
 def penalize(scores: Scores, ids: Ids, counts: NDArray[np.float32], length: int, params: SamplingParams) -> None:
@@ -33,64 +39,81 @@ def penalize(scores: Scores, ids: Ids, counts: NDArray[np.float32], length: int,
     scores[ids] = s
 
 
-def best_first(scores: Scores, reach: float) -> Ids:
-    """Ids whose score is at most `reach` below the highest, highest first, ties to the lower id. Never an id at −∞."""
-    ids = np.flatnonzero(scores >= max(float(scores.max()) - reach, float(np.finfo(np.float32).min)))
-    return ids[np.argsort(-scores[ids], kind="stable")]
+def reach_of(scores: Scores, reach: float) -> Ids:
+    """Ascending ids whose score is at most `reach` below the highest; never one at −∞."""
+    return np.flatnonzero(scores >= max(float(scores.max()) - reach, LOWEST))
 
 
-def shares(scores: Scores, ids: Ids | None = None) -> NDArray[np.float64]:
-    """exp(scores − max) of `ids` (or all), divided by its sum over all of `scores`."""
-    top = scores.max()
-    part = np.exp((scores if ids is None else scores[ids]) - top, dtype=np.float32)
-    total = part if ids is None else np.exp(scores - top, dtype=np.float32)
-    normal: NDArray[np.float64] = part / total.sum(dtype=np.float64)
-    return normal
+def farther(reach: float) -> float:
+    """The next reach to try: distributions of language models end long before the last."""
+    return reach + 2.0 if reach < 40.0 else np.inf
 
 
 def keep_top_k(scores: Scores, k: int) -> Ids:
-    """Ascending ids with a score not below the k-th highest (ties kept)."""
+    """Ascending ids with a score not below the k-th highest (ties kept). k ≥ 1."""
     reach = FIRST_REACH
-    ids = best_first(scores, reach)
+    ids = reach_of(scores, reach)
     while len(ids) < k and reach < np.inf:
-        reach = reach * 2 if reach < 1e6 else np.inf
-        ids = best_first(scores, reach)
+        reach = farther(reach)
+        ids = reach_of(scores, reach)
     if len(ids) > k:
-        ids = ids[scores[ids] >= scores[ids[k - 1]]]
-    return np.sort(ids)
+        inside = scores[ids]
+        ids = ids[inside >= np.partition(inside, len(ids) - k)[len(ids) - k]]
+    return ids
 
 
 def keep_top_p(scores: Scores, p: float) -> Ids:
     """Ascending ids: from the most likely on, until their probabilities sum to at least p (at least one; ties to the lower id)."""
+    top = scores.max()
+    total = np.exp(scores - top, dtype=np.float32).sum(dtype=np.float64)
     reach = FIRST_REACH
     while True:
-        ids = best_first(scores, reach)
-        mass = np.cumsum(shares(scores, ids))
+        ids = reach_of(scores, reach)
+        inside = scores[ids]
+        falling = np.sort(inside)[::-1]
+        mass = np.cumsum(np.exp(falling - top, dtype=np.float32), dtype=np.float64) / total
         if mass[-1] >= p or reach == np.inf:
-            return np.sort(ids[: int(np.searchsorted(mass, p)) + 1])
-        reach = reach * 2 if reach < 1e6 else np.inf
+            count = min(int(np.searchsorted(mass, p)) + 1, len(ids))
+            least = falling[count - 1]
+            kept = inside > least
+            ties = np.flatnonzero(inside == least)
+            kept[ties[: count - int(np.count_nonzero(kept))]] = True
+            nucleus: Ids = ids[kept]
+            return nucleus
+        reach = farther(reach)
 
 
 def keep_typical(scores: Scores, mass: float) -> Ids:
     """Ascending ids: those whose surprise is nearest to the entropy, until their probabilities sum to at least `mass`
     (ties kept; at least one). Meister et al., "Locally typical sampling", 2022."""
-    p = shares(scores)
-    surprise = -np.log(p, where=p > 0, out=np.full_like(p, -np.inf))
-    entropy = float((p * np.where(p > 0, surprise, 0.0)).sum())
-    distance = np.where(p > 0, np.abs(surprise - entropy), np.inf)
-    order = np.argsort(distance, kind="stable")
-    last = min(int(np.searchsorted(np.cumsum(p[order]), mass)), len(order) - 1)
-    return np.flatnonzero(distance <= distance[order[last]])
+    surprise = np.minimum(np.float32(log_normalizer(scores)) - scores, -LOWEST)
+    p = np.exp(-surprise, dtype=np.float32)
+    distance = np.abs(surprise - np.float32((p * surprise).sum(dtype=np.float64)))
+    reach = FIRST_DISTANCE
+    while True:
+        ids = np.flatnonzero(distance <= reach)
+        ids = ids[np.argsort(distance[ids], kind="stable")]
+        sums = np.cumsum(p[ids], dtype=np.float64)
+        if reach == np.inf or (len(ids) and sums[-1] >= mass):
+            last = min(int(np.searchsorted(sums, mass)), len(ids) - 1)
+            return np.flatnonzero(distance <= distance[ids[last]])
+        reach = farther(reach)
 
 
 def narrow(scores: Scores, params: SamplingParams) -> Ids:
     """Ascending ids that top-k, top-p and typical-p leave, one after the other."""
-    ids = keep_top_k(scores, params.top_k) if 0 < params.top_k < len(scores) else np.arange(len(scores))
+    steps: list[tuple[Callable[[Scores, Any], Ids], float]] = []
+    if 0 < params.top_k < len(scores):
+        steps.append((keep_top_k, params.top_k))
     if params.top_p < 1.0:
-        ids = ids[keep_top_p(scores[ids], params.top_p)]
+        steps.append((keep_top_p, params.top_p))
     if params.typical_p < 1.0:
-        ids = ids[keep_typical(scores[ids], params.typical_p)]
-    return ids
+        steps.append((keep_typical, params.typical_p))
+    ids: Ids | None = None
+    for keep, limit in steps:
+        kept = keep(scores if ids is None else scores[ids], limit)
+        ids = kept if ids is None else ids[kept]
+    return np.arange(len(scores)) if ids is None else ids
 
 
 def log_normalizer(scores: Scores) -> float:

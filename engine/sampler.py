@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Sequence
+from math import isfinite
 
 import numpy as np
 import torch
@@ -85,7 +86,7 @@ class Sampler:
     def _pick(self, places: Sequence[int], scores: Tensor, noise: Tensor | None, choices: list[Choice]) -> None:
         picks = self._ops.pick(scores, noise)
         for place, token, logprob in zip(places, picks.tokens.tolist(), picks.logprobs.tolist()):
-            choices[place] = Choice(token, logprob) if token >= 0 else Choice(-1, error=NOT_A_NUMBER)
+            choices[place] = Choice(token, logprob) if token >= 0 and isfinite(logprob) else Choice(-1, error=NOT_A_NUMBER)
 
     def _process(self, logits: Tensor, asks: Sequence[Ask], choices: list[Choice]) -> None:
         """The nodes that are not plain: those whose whole vocabulary stays possible go through `ops.pick`, the others stay here."""

@@ -345,7 +345,7 @@ def test_no_guesses_cost_nothing() -> None:
         f.admit(fresh(answers[0]))
         f.run()
     assert drafter.calls == 0
-    assert front.engine._model.calls == plain.engine._model.calls == [(21, 1)] + [(1, 1)] * 23
+    assert front.engine._backend.calls == plain.engine._backend.calls == [(21, 1)] + [(1, 1)] * 23
 
 
 def test_guesses_on_and_off_from_step_to_step() -> None:
@@ -378,14 +378,14 @@ def test_prompt_logprobs_do_not_depend_on_chunks(kind: str, chunk: int, monkeypa
     while sequence in front.running:
         front.step({0: chunk, 1: 9})
     assert sequence.answer == whole.answer and sequence.prompt_logprobs == whole.prompt_logprobs
-    assert all(rows <= 7 + 9 for rows, _ in front.engine._model.calls[:1])
+    assert all(rows <= 7 + 9 for rows, _ in front.engine._backend.calls[:1])
 
 
 def test_prompt_logprobs_are_the_models_own() -> None:
     prompt = prompt_of(5, 40)
     engine = tiny_engine()
     seen: list[torch.Tensor] = []
-    engine._model.spoil = lambda batch, logits: seen.append(logits.clone())
+    engine._backend.spoil = lambda batch, logits: seen.append(logits.clone())
     front = Front(engine)
     sequence = Sequence_(prompt, params_for(prompt, prompt_logprobs=True, repetition_penalty=2.0, max_new_tokens=1))
     front.admit(sequence)

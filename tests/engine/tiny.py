@@ -27,7 +27,7 @@ NODES = 24
 
 
 class TinyModel:
-    """A decoder of two layers, hidden size 32. `calls`: forwards so far, as (rows, logit rows)."""
+    """A decoder of two layers, hidden size 32."""
 
     vocab, hidden, layers, max_tokens, weight_bytes, dtype = VOCAB, 32, 2, LONGEST, 1 << 16, "float32"
 
@@ -47,12 +47,9 @@ class TinyModel:
         self.ones = torch.ones(32)
         angles = torch.outer(torch.arange(LONGEST + 64).float(), 1e4 ** (-torch.arange(8) / 8))
         self.cos, self.sin = angles.cos(), angles.sin()
-        self.calls: list[tuple[int, int]] = []
-        self.spoil: Callable[[Batch, torch.Tensor], None] = lambda batch, logits: None
 
     def forward(self, batch: Batch, pool: Pool, taps: tuple[int, ...] = ()) -> Output:
         ops, spec = self.ops, self.spec
-        self.calls.append((batch.rows, batch.logit_rows.shape[0]))
         residual = ops.embed(self.table, batch.tokens)
         x = ops.norm(residual, self.ones, 1e-5)
         tapped = []
@@ -63,13 +60,35 @@ class TinyModel:
             ops.write_kv(qkv, pool, layer, batch.slots, spec)
             x, residual = ops.add_norm(ops.matmul(ops.attention(qkv, pool, layer, batch, spec), out), residual, self.ones, 1e-5)
             x, residual = ops.add_norm(ops.matmul(ops.gate(ops.matmul(x, gate_up), "silu"), down), residual, self.ones, 1e-5)
-        logits = ops.logits(ops.take(x, batch.logit_rows), self.head)
-        self.spoil(batch, logits)
-        return Output(logits, torch.cat(tapped, 1) if tapped else None)
+        return Output(ops.logits(ops.take(x, batch.logit_rows), self.head), torch.cat(tapped, 1) if tapped else None)
+
+
+class Watched:
+    """The backend, but what it captures is counted in `calls` (rows, logit rows) and may be spoilt by `spoil(batch, logits)`."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.calls: list[tuple[int, int]] = []
+        self.spoil: Callable[[Batch, torch.Tensor], None] | None = None
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._backend, name)
+
+    def capture(self, function: Callable[[Batch], Output], example: Batch | None) -> Callable[[Batch], Output]:
+        captured = self._backend.capture(function, example)
+
+        def watched(batch: Batch) -> Output:
+            output: Output = captured(batch)
+            self.calls.append((batch.rows, batch.logit_rows.shape[0]))
+            if self.spoil is not None:
+                self.spoil(batch, output.logits)
+            return output
+
+        return watched
 
 
 def tiny_engine(drafter: Drafter | None = None, dtype: torch.dtype = torch.float32, seed: int = 0) -> Engine:
-    backend = open_backend("cpu", 1)
+    backend = Watched(open_backend("cpu", 1))
     model = TinyModel(backend, seed, dtype)
     size = backend.caps.page_tokens
     ready = Ready(ROWS, PAGES, size, NODES, VOCAB, backend.name, model.dtype, "none", LONGEST, 64)

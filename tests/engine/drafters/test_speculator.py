@@ -1,0 +1,117 @@
+"""A drafter that fails never fails a request: its rows go cold, then it is left alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun.engine.drafters.draft import Commit, Draft, Needs
+from forerun.engine.drafters.speculator import MOST_FAILURES
+from tests.engine.tiny import VOCAB, Front, Sequence_, alone, params_for, tiny_engine
+
+PROMPTS = [[1, 2, 3, 4, 5] * 4, [9, 8, 7] * 6]
+
+
+class Faulty:
+    """Guesses token 1 for ever, and raises in one of its verbs from the given call on."""
+
+    def __init__(self, verb: str, lazy: bool = True, after: int = 0, times: int = 10**9) -> None:
+        self.needs = Needs(most=8, lazy=lazy)
+        self.verb, self.after, self.times = verb, after, times
+        self.calls: list[str] = []
+
+    def _call(self, verb: str) -> None:
+        self.calls.append(verb)
+        if verb == self.verb and self.calls.count(verb) > self.after and self.times > 0:
+            self.times -= 1
+            raise RuntimeError("the drafter broke")
+
+    def absorb(self, commit: Commit) -> None:
+        self._call("absorb")
+
+    def propose(self, rows: list[int], budget: list[int]) -> list[Draft]:
+        self._call("propose")
+        return [Draft.chain([1] * most) for most in budget]
+
+    def forget(self, rows: list[int]) -> None:
+        self._call("forget")
+
+
+def serve(drafter: object, rounds: int = 1, guess: int = 3) -> list[Sequence_]:
+    front = Front(tiny_engine(drafter))  # type: ignore[arg-type]
+    sequences = []
+    for _ in range(rounds):
+        for prompt in PROMPTS:
+            sequences.append(Sequence_(prompt, params_for(prompt, max_new_tokens=6)))
+            front.admit(sequences[-1])
+        front.run(guess=guess)
+    return sequences
+
+
+EXPECTED = [alone(prompt, params_for(prompt, max_new_tokens=6)).answer for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize("verb", ["absorb", "propose", "forget"])
+def test_every_request_is_answered(verb: str, after: int, lazy: bool, caplog: pytest.LogCaptureFixture) -> None:
+    drafter = Faulty(verb, lazy, after)
+    assert [s.answer for s in serve(drafter, rounds=6)] == EXPECTED * 6
+    failures = [record for record in caplog.records if "the drafter failed" in record.message]
+    assert len(failures) == MOST_FAILURES, "each failure is logged once; then it is not called any more"
+    assert drafter.calls.count(verb) == after + MOST_FAILURES
+
+
+def test_one_failure_makes_its_rows_cold_and_no_others() -> None:
+    drafter = Faulty("propose", after=1, times=1)
+    first = serve(drafter, rounds=2)
+    assert [s.answer for s in first] == EXPECTED * 2
+    assert sum(s.drafted for s in first[:2]) == 6, "one step of guesses before the failure"
+    assert sum(s.drafted for s in first[2:]) > 6, "rows admitted later are guessed for again"
+
+
+class Malformed(Faulty):
+    def __init__(self, drafts: list[Draft]) -> None:
+        super().__init__("")
+        self.drafts = drafts
+
+    def propose(self, rows: list[int], budget: list[int]) -> list[Draft]:
+        self._call("propose")
+        return self.drafts
+
+
+@pytest.mark.parametrize(
+    "drafts",
+    [
+        [],
+        [Draft.chain([1])] * 3,
+        [Draft([1, 2], [1, -1], [1.0] * 2, [False] * 2)] * 2,
+        [Draft([1], [-1], [], [False])] * 2,
+        None,
+    ],
+)
+def test_a_malformed_proposal_is_a_failure(drafts: list[Draft], caplog: pytest.LogCaptureFixture) -> None:
+    assert [s.answer for s in serve(Malformed(drafts))] == EXPECTED
+    assert "the drafter failed in propose" in caplog.text
+
+
+def test_illegal_ids_and_too_many_nodes_are_cut_quietly(caplog: pytest.LogCaptureFixture) -> None:
+    greedy = Malformed([Draft.chain([VOCAB, 1, 2]), Draft.chain([5] * 500)])
+    sequences = serve(greedy)
+    assert [s.answer for s in sequences] == EXPECTED
+    assert sequences[0].drafted == 0 and 0 < sequences[1].drafted <= 3 * 6
+    assert not caplog.records
+
+
+def test_budget_and_price_bound_the_nodes() -> None:
+    class Doubtful(Faulty):
+        def propose(self, rows: list[int], budget: list[int]) -> list[Draft]:
+            return [Draft.chain([1] * most, [0.5] * most) for most in budget]
+
+    for price, depth in ((0.0, 8), (0.3, 1), (0.1, 3), (0.6, 0)):
+        front = Front(tiny_engine(Doubtful("")))
+        prompt = PROMPTS[0]
+        sequence = Sequence_(prompt, params_for(prompt, max_new_tokens=20))
+        front.admit(sequence)
+        front.step()
+        front.step(guess=8, price=price)
+        assert sequence.drafted == depth

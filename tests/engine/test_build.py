@@ -1,0 +1,118 @@
+"""The memory plan, its errors, and an engine assembled around a tiny model."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from forerun.backends.base import Backend, PoolSpec
+from forerun.backends.registry import open_backend
+from forerun.engine.build import HEAD_ROOM, assemble, open_drafter, plan_memory
+from forerun.engine.drafters.draft import Silent
+from forerun.engine.errors import StartError
+from forerun.messages import Start
+from tests.engine.tiny import Front, Sequence_, TinyModel, params_for
+
+MB = 1 << 20
+
+
+class Machine:
+    """A backend with so much free memory, shared with others or not."""
+
+    def __init__(self, free: int, shared: bool = False) -> None:
+        self._backend = open_backend("cpu", 1)
+        self._free = free
+        self.caps = dataclasses.replace(self._backend.caps, shared_memory=shared)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._backend, name)
+
+    def memory(self) -> tuple[int, int]:
+        return self._free, 2 * self._free
+
+
+class Card:
+    """What the plan must know of a model: 1 kB of KV a position, 4096 positions."""
+
+    vocab, hidden, layers, max_tokens, weight_bytes, dtype = 1000, 64, 8, 4096, 7 * MB, "bfloat16"
+    pool = PoolSpec(8, 1, 32, torch.bfloat16)
+
+
+def plan(free_for_kv: int, shared: bool = False, nodes: int = 0, **start: int) -> object:
+    asked = Start("model", **start)  # type: ignore[arg-type]
+    rest = plan_memory(asked, Machine(1 << 50), Card(), nodes).memory["activations"] + HEAD_ROOM  # type: ignore[arg-type]
+    return plan_memory(asked, Machine(free_for_kv + rest, shared), Card(), nodes)  # type: ignore[arg-type]
+
+
+def test_the_pool_takes_what_is_left() -> None:
+    sizes = plan(100 * MB)
+    assert sizes.pages * 16 == 100 * 1024 and sizes.longest == 4096 and sizes.memory["kv"] == 100 * MB
+    assert sizes.memory["weights"] == 7 * MB and sizes.memory["head_room"] == HEAD_ROOM
+
+
+def test_never_more_than_all_rows_could_use() -> None:
+    assert plan(1 << 40, max_rows=4).pages == 4 * 256
+    assert plan(1 << 40, max_rows=4, max_total_tokens=100).pages == 4 * 7
+    assert plan(1 << 40, max_rows=4, max_total_tokens=100, nodes=20).pages == 4 * 8
+    assert plan(1 << 40, max_pool_tokens=5000).pages == 313
+
+
+def test_half_of_a_memory_that_others_use_too() -> None:
+    assert plan(100 * MB, shared=True).pages * 16 == 50 * 1024
+    assert plan(100 * MB, shared=True, max_pool_tokens=90 * 1024).pages * 16 == 90 * 1024
+    assert plan(6 * MB, shared=True).longest == 4096, "but the longest sequence, if it fits"
+
+
+def test_the_length_gives_way_where_nobody_asked_for_one() -> None:
+    assert plan(2 * MB).longest == 2048
+    with pytest.raises(StartError, match="left for KV") as error:
+        plan(2 * MB, max_total_tokens=4096)
+    assert "--max-total-tokens" in error.value.cure and "2048" in error.value.cure
+
+
+@pytest.mark.parametrize("start", [{}, {"max_pool_tokens": 100_000}, {"max_total_tokens": 1000}])
+def test_too_little_memory_names_the_cure(start: dict[str, int]) -> None:
+    with pytest.raises(StartError) as error:
+        plan(MB // 8, **start)
+    assert "more memory" in error.value.cure
+
+
+def test_a_sequence_that_the_pool_cannot_hold() -> None:
+    with pytest.raises(StartError) as error:
+        plan(1 << 40, max_total_tokens=4000, max_pool_tokens=2000)
+    assert "--max-batch-total-tokens" in error.value.cure
+
+
+def test_no_memory_at_all() -> None:
+    with pytest.raises(StartError):
+        plan_memory(Start("model"), Machine(0), Card(), 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "start", [{}, {"max_step_tokens": 10}, {"max_pool_tokens": 32, "max_rows": 5}, {"max_rows": 1}, {"max_total_tokens": 20}]
+)
+def test_assembled_and_warm(start: dict[str, int]) -> None:
+    backend: Backend = open_backend("cpu", 1)
+    heard: list[tuple[str, int, int]] = []
+    asked = Start("model", **{"max_rows": 3, **start})  # type: ignore[arg-type]
+    engine = assemble(asked, backend, TinyModel(backend), Silent(), lambda *progress: heard.append(progress))
+    ready = engine.ready
+    assert heard[0][0] == heard[-1][0] == "warming" and heard[-1][1] == heard[-1][2]
+    assert all(seconds > 0 for seconds in ready.step_seconds)
+    assert ready.rows == asked.max_rows and ready.max_tokens <= ready.pages * ready.page_tokens
+    assert ready.max_step_tokens == (start.get("max_step_tokens") or min(2048, ready.rows * min(160, start.get("max_total_tokens", 160))))
+    prompt = [1, 2, 3]
+    sequence = Sequence_(prompt, params_for(prompt, max_new_tokens=5))
+    front = Front(engine)
+    front.admit(sequence)
+    front.run()
+    assert len(sequence.tokens) == 5
+
+
+def test_speculators_of_later_versions_are_refused_with_a_cure() -> None:
+    assert open_drafter("none").needs.most == open_drafter("auto").needs.most == 0
+    with pytest.raises(StartError) as error:
+        open_drafter("eagle=/some/where")
+    assert "--speculator none" in error.value.cure
