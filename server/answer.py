@@ -22,10 +22,11 @@ from forerun.server.transcript import Transcript
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Form:
-    """What of an answer the client wants to see. `prefix` comes before the generated text."""
+    """What of an answer the client wants to see. `prefix` comes before the generated text; `prompt`: also the prompt's tokens."""
 
     prefix: str
     details: bool
+    prompt: bool
     input_length: int
 
 

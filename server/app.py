@@ -6,12 +6,11 @@ needs. The port answers from the first second; whatever cannot be done yet says 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from aiohttp import web
 
 from forerun import __version__
 from forerun.config import Config
+from forerun.router.service import Router
 from forerun.server import schema
 from forerun.server.desk import Desk
 from forerun.server.document import Handler, Operation, document, inference
@@ -20,9 +19,6 @@ from forerun.server.health import Health
 from forerun.server.native import Native
 from forerun.server.pages import Pages
 from forerun.server.services import Services
-
-if TYPE_CHECKING:
-    from forerun.router.service import Router
 
 __all__ = ["Services", "build_app", "make_runner"]
 

@@ -7,28 +7,23 @@ Every route that generates goes through it, so that all of them refuse, count an
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import structlog
 
 from forerun.config import Config
 from forerun.messages import SamplingParams
 from forerun.router.request import Request, Sequence, TokenStream
-from forerun.router.service import Refused
+from forerun.router.service import Permit, Refused, Router
 from forerun.server import errors
 from forerun.server.metrics import RequestMetrics
 from forerun.server.pace import Pace
 from forerun.server.schema import GenerateParameters, GenerateRequest
 from forerun.server.services import Services
 from forerun.server.stops import StopMatcher
+from forerun.server.text import Tokenizer
 from forerun.server.timing import Timing
 from forerun.server.transcript import Transcript
 from forerun.server.validate import Validator
-
-if TYPE_CHECKING:
-    from forerun.router.queue import Permit
-    from forerun.router.service import Router
-    from forerun.server.text import Tokenizer
 
 _log = structlog.get_logger("forerun.server")
 _DEFAULTS = GenerateParameters()

@@ -12,21 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
 
 from forerun.messages import SamplingParams
 from forerun.router.request import Failure, Request, Run
-from forerun.router.service import Phase, Refused
+from forerun.router.service import Phase, Refused, Router
 from forerun.server.metrics import BatchMetrics
 from forerun.server.schema import HealthError, LoadProgress
 
-if TYPE_CHECKING:
-    from forerun.router.service import Router
-
-SILENT_SECONDS = 5.0
+SILENT_SECONDS = 2.0
 """A worker says it is alive twice a second; silence of this many seconds, and of many steps, is not business as usual."""
 SILENT_STEPS = 4
 PROBE_SECONDS = 5.0

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from forerun import __version__
 from forerun.config import Config
+from forerun.router.service import Router
 from forerun.server.schema import Info
-
-if TYPE_CHECKING:
-    from forerun.router.service import Router
 
 TGI_VERSION = "3.3.6-dev0"
 """Clients read the version to know what they may send (llama-index wants 2.0.1 or later)."""

@@ -6,6 +6,7 @@ nothing corresponds to them here: batches are never filtered or concatenated, ro
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -63,10 +64,11 @@ class RequestMetrics:
         except ApiError as error:
             self.failed(error.label)
             raise
-        except GeneratorExit:
-            raise
-        except BaseException:
+        except (asyncio.CancelledError, ConnectionError):
             self.failed("dropped")
+            raise
+        except Exception:
+            self.failed("generation")
             raise
 
     def failed(self, label: str) -> None:

@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from aiohttp import HttpVersion11, web
 
+from forerun.config import Config
 from forerun.router import request as asked
 from forerun.server import answer, errors
 from forerun.server.answer import Collector, Form
@@ -25,9 +26,6 @@ from forerun.server.identity import REQUEST_ID
 from forerun.server.schema import CompatGenerateRequest, GenerateParameters, GenerateRequest
 from forerun.server.transcript import prefill
 from forerun.server.validate import check_route, derived_seed, parameters_of, sequences
-
-if TYPE_CHECKING:
-    from forerun.config import Config
 
 _generate = msgspec.json.Decoder(GenerateRequest)
 _compat = msgspec.json.Decoder(CompatGenerateRequest)
@@ -98,7 +96,7 @@ class Native:
             await asyncio.gather(*(collector.done for collector in collectors))
         chosen = answer.best(collectors) if len(collectors) > 1 else 0
         winner = collectors[chosen].transcript
-        known = prefill(self._desk.tokenizer(), request.tokens, winner.prompt_logprobs) if parameters.decoder_input_details else []
+        known = prefill(self._desk.tokenizer(), request.tokens, collectors[0].transcript.prompt_logprobs) if form.prompt else []
         response = answer.response(collectors, chosen, form, known)
         timing = self._desk.record(running[chosen], parameters, winner)
         headers = {
@@ -112,7 +110,7 @@ class Native:
 
     def _collector(self, request: asked.Request, parameters: GenerateParameters, form: Form, index: int) -> Collector:
         params = request.params
-        if index:
+        if index:  # the prompt is the same for all, so the first alone reports on it
             params = msgspec.structs.replace(params, seed=derived_seed(params.seed, index), prompt_logprobs=False)
         transcript = self._desk.transcript(request, parameters.stop, params)
         return Collector(transcript, self._desk.pace(request), params, keep=form.details)
@@ -136,9 +134,9 @@ class Native:
             with self._desk.enter(1):
                 request = await self._desk.validate(body, id=http[REQUEST_ID], arrived=arrived, stream=True)
                 response = await self._send(http, request, body, _form(body, request, full_text))
-            # The rest is waiting for the client to read; that takes nobody's place.
-            await response.write_eof()
-            return response
+        # The rest is waiting for the client to read; that takes nobody's place and no longer counts.
+        await response.write_eof()
+        return response
 
     async def _send(self, http: web.Request, request: asked.Request, body: GenerateRequest, form: Form) -> web.StreamResponse:
         parameters = parameters_of(body)
@@ -177,7 +175,7 @@ def _form(body: GenerateRequest, request: asked.Request, full_text: bool) -> For
     parameters = parameters_of(body)
     repeat = full_text if parameters.return_full_text is None else parameters.return_full_text
     details = parameters.details or parameters.decoder_input_details
-    return Form(prefix=body.inputs if repeat else "", details=details, input_length=len(request.tokens))
+    return Form(body.inputs if repeat else "", details, parameters.decoder_input_details, len(request.tokens))
 
 
 def _json(value: Any, headers: dict[str, str] | None = None) -> web.Response:

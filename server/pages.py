@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from importlib import resources
-from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
 
 from forerun.config import Config
+from forerun.router.service import Router
 from forerun.server import errors
 from forerun.server.errors import ApiError
 from forerun.server.info import info
 from forerun.server.metrics import Metrics
-
-if TYPE_CHECKING:
-    from forerun.router.service import Router
 
 _DOCS = resources.files("forerun.server").joinpath("docs.html").read_bytes()
 

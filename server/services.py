@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 from forerun.server.metrics import Metrics
-
-if TYPE_CHECKING:
-    from forerun.server.text import Tokenizer
+from forerun.server.text import Tokenizer
 
 
 @dataclasses.dataclass(slots=True)

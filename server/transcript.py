@@ -113,7 +113,7 @@ def prefill(vocabulary: Vocabulary, tokens: Sequence[int], logprobs: Sequence[fl
 
 
 def shortest(value: float) -> float:
-    """The double whose shortest decimal is that of the 32-bit float `value` (so JSON says -0.1, not -0.10000000149011612)."""
+    """The double whose shortest decimal is that of the (normal) 32-bit float `value`: JSON says -0.1, not -0.10000000149011612."""
     for form in (".7g", ".8g"):
         short = float(format(value, form))
         if _single.unpack(_single.pack(short))[0] == value:

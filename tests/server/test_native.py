@@ -9,6 +9,7 @@ import pytest
 
 from forerun.engine import echo
 from forerun.messages import SamplingParams
+from forerun.router.request import Run
 from tests.server.front import byte_level, runs, serve
 
 PROMPT = "hello the quick"
@@ -91,6 +92,17 @@ async def test_prompt_details_have_one_entry_a_token_and_bypass_the_prefix_cache
             assert [token["id"] for token in prefill] == ids(PROMPT)
             assert [token["logprob"] for token in prefill] == [None, *(echo.logprob(token) for token in ids(PROMPT)[1:])]
         assert not any(sequence.request.cache for sequence in front.router.submitted)
+
+
+async def test_prompt_details_with_best_of_whoever_wins() -> None:
+    async with serve() as front:
+        asked = {"max_new_tokens": 4, "decoder_input_details": True, "best_of": 2, "do_sample": True}
+        winners = set()
+        while len(winners) < 2:
+            _, answer = await front.post("/generate", {"inputs": PROMPT, "parameters": asked})
+            details = answer["details"]
+            assert [token["id"] for token in details["prefill"]] == ids(PROMPT)
+            winners.add([sequence.params.seed for sequence in front.router.submitted[-2:]].index(details["seed"]))
 
 
 async def test_prompt_details_follow_truncate() -> None:
@@ -230,8 +242,6 @@ async def test_extensions_reach_the_router() -> None:
 
 
 async def test_logprobs_print_as_single_precision() -> None:
-    from forerun.router.request import Run
-
     async with serve(script=lambda sequence: iter([Run([0], [-0.10000000149011612], [], [])])) as front:
         _, raw = await front.raw("/generate", {"inputs": "x", "parameters": {"max_new_tokens": 1, "details": True}})
         assert b'"logprob":-0.1,' in raw
