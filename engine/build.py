@@ -134,11 +134,11 @@ def warm_up(engine: Engine, progress: ReportProgress) -> tuple[float, float]:
     of one row and of the largest prompt step."""
     ready = engine.ready
     largest = min(ready.max_step_tokens, ready.pages * ready.page_tokens)
-    tokens = min(64, largest)
+    tokens = min(128, largest)
     progress("warming", 0, largest)
     prompt_seconds = _prompt_step(engine, tokens)
     while tokens < largest:
-        previous, tokens = tokens, min(2 * tokens, largest)
+        previous, tokens = tokens, min(4 * tokens, largest)
         if prompt_seconds * tokens / previous > PATIENCE_SECONDS:
             prompt_seconds *= largest / previous
             break
