@@ -20,6 +20,7 @@ from forerun import __version__
 from forerun.bench import plots, prompts
 from forerun.bench.apis import APIS, Ask
 from forerun.bench.bars import present
+from forerun.bench.errors import BenchError
 from forerun.bench.http import Origin
 from forerun.bench.load import Amount, Load, Target, show_progress
 from forerun.bench.process import own_cpu_seconds
@@ -27,13 +28,15 @@ from forerun.bench.records import Goal, Point, Record, Shape, condense
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code: 0 measured, 1 requests failed (or, with --strict, a bar was missed), 2 wrong usage."""
+    """Returns the exit code: 0 measured, 1 not measured or requests failed (or, with --strict, a bar was missed), 2 wrong usage."""
     parser = _parser()
     options = parser.parse_args(argv)
     try:
         return int(options.run(options))
-    except (ValueError, plots.NoPlots, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError) as error:
         parser.exit(2, f"forerun bench: {error}\n")
+    except BenchError as error:
+        parser.exit(1, f"forerun bench: {error}\n")
 
 
 def _numbers(kind: type) -> Any:

@@ -7,12 +7,14 @@ shares the cores of this machine, the load generator too; how much of a core it 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from forerun.bench import process, prompts
 from forerun.bench.apis import APIS, Ask
 from forerun.bench.bars import Bar
+from forerun.bench.errors import BenchError
 from forerun.bench.launched import Launched
 from forerun.bench.load import Amount, Load, Target
 from forerun.bench.records import Record, Shape, steady_rate
@@ -23,6 +25,7 @@ MB = 1_000_000
 PROMPT_TOKENS = 64
 ROWS = 16
 FRONT_STREAMS = 64
+SCREENINGS = 8
 MODEL_FLAGS = {"--max-batch-total-tokens": "16384", "--max-total-tokens": "1024"}
 """unless given otherwise; a pool that the runs fill, so that the bar on memory is about memory that is touched"""
 ECHO_FLAGS = ("--echo",)
@@ -70,17 +73,20 @@ class Foundation:
         self._settings = settings
         self._progress = progress
         self._seed = 0
+        self._long: list[str] = []
         self.details: dict[str, Any] = {}
         self.remarks: list[str] = []
 
     async def run(self, parts: Sequence[str]) -> list[Bar]:
-        """Raises StartFailed when the server does not start."""
+        """Raises BenchError (StartFailed when the server does not start)."""
         bars: list[Bar] = []
+        others = process.Others()
         if set(parts) & {"start", "speed", "memory"}:
             bars += await self._with_model(parts)
         if "front" in parts:
             async with Launched(self._model_id, [*self._flags, *ECHO_FLAGS]) as server:
                 bars += await self._front(server)
+        self.remarks.append(f"other programs took {others.share():.0%} of the machine meanwhile")
         return bars
 
     async def _with_model(self, parts: Sequence[str]) -> list[Bar]:
@@ -113,7 +119,7 @@ class Foundation:
 
     async def _speed(self, server: Launched, bare: Yardstick) -> list[Bar]:
         rounds: list[dict[str, float]] = []
-        await self._decode(server, 1)
+        self._long = await self._long_prompts(server)
         for number in range(self._settings.rounds):
             self._progress(f"decode and first token, round {number + 1}")
             rounds.append(await self._round(server, bare))
@@ -168,23 +174,39 @@ class Foundation:
             http_firsts += [record.first_token_seconds for record in measured.records]
         return found | {"bare_first": median(bare_firsts), "http_first": median(http_firsts)}
 
+    async def _long_prompts(self, server: Launched) -> list[str]:
+        """As many prompts as rows whose greedy answers reach the limit: streams that end early would leave the others a smaller batch.
+        Warms the server up, too."""
+        ask = Ask(self._settings.tokens, prompt_tokens=PROMPT_TOKENS)
+        found: list[str] = []
+        for _ in range(SCREENINGS):
+            texts = list(itertools.islice(self._texts(ask), ROWS))
+            measured = await self._measure(server, "tgi", Shape(streams=ROWS), Amount(requests=ROWS), ask, texts)
+            found += [text for text, record in zip(texts, measured.records) if record.tokens == ask.max_new_tokens]
+            if len(found) >= ROWS:
+                return found[:ROWS]
+        raise BenchError(f"of {SCREENINGS * ROWS} answers only {len(found)} have {ask.max_new_tokens} tokens: measure another model")
+
     async def _decode(self, server: Launched, streams: int) -> Measured:
         ask = Ask(self._settings.tokens, prompt_tokens=PROMPT_TOKENS)
-        return await self._measure(server, "tgi", Shape(streams=streams), Amount(requests=streams), ask)
+        return await self._measure(server, "tgi", Shape(streams=streams), Amount(requests=streams), ask, self._long)
 
-    async def _measure(self, server: Launched, api: str, shape: Shape, amount: Amount, ask: Ask) -> Measured:
-        """Raises RuntimeError when a request failed: a figure of a run with errors says nothing."""
-        load = Load(Target(server.origin, APIS[api]), ask, self._texts(ask), self._progress)
+    async def _measure(
+        self, server: Launched, api: str, shape: Shape, amount: Amount, ask: Ask, texts: Iterable[str] | None = None
+    ) -> Measured:
+        """Without `texts`: prompts nobody has sent before. Raises BenchError when a request failed: a figure of a run with errors says
+        nothing."""
+        load = Load(Target(server.origin, APIS[api]), ask, iter(texts or self._texts(ask)), self._progress)
         client, front = process.own_cpu_seconds(), process.cpu_seconds(server.front)
         records = await load.run(shape, amount)
         client, front = process.own_cpu_seconds() - client, process.cpu_seconds(server.front) - front
         errors = {record.error for record in records if record.error}
         if errors:
-            raise RuntimeError(f"requests failed: {'; '.join(sorted(errors))}")
+            raise BenchError(f"requests failed: {'; '.join(sorted(errors))}")
         return Measured(records, client, front, max(record.ended for record in records) - records[0].due)
 
     def _texts(self, ask: Ask) -> Iterator[str]:
-        """Prompts nobody has sent before, a little longer than what they are cut to."""
+        """A little longer than what they are cut to; different at every call."""
         self._seed += 1
         return prompts.synthetic(ask.prompt_tokens + 8, self._seed)
 

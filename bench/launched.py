@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from forerun.bench import process
+from forerun.bench.errors import BenchError
 from forerun.bench.http import Connection, Origin
 
 START_SECONDS = 300.0
@@ -22,7 +23,7 @@ STOP_SECONDS = 120.0
 POLL_SECONDS = 0.02
 
 
-class StartFailed(RuntimeError):
+class StartFailed(BenchError):
     """The server ended, or was not ready in time; carries the end of its log."""
 
 

@@ -6,19 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from forerun.bench.errors import BenchError
 from forerun.bench.records import Point, Record
 from forerun.bench.stats import percentile
-
-
-class NoPlots(RuntimeError):
-    """matplotlib is missing; the message names the cure."""
 
 
 def _pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise NoPlots("plots need matplotlib: pip install 'forerun[plots]', or leave --plot out") from error
+        raise BenchError("plots need matplotlib: pip install 'forerun[plots]', or leave --plot out") from error
     matplotlib.use("Agg")
     import matplotlib.pyplot as pyplot
 
@@ -26,7 +23,7 @@ def _pyplot() -> Any:
 
 
 def require() -> None:
-    """Raises NoPlots now, before anything is measured, when no picture could be drawn later."""
+    """Raises BenchError now, before anything is measured, when no picture could be drawn later."""
     _pyplot()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from pathlib import Path
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -38,3 +39,27 @@ def children(pid: int) -> list[int]:
 
 def command_line(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").rstrip("\0").split("\0")
+
+
+class Others:
+    """Watches, from its making on, how busy programs other than this process and its ended children keep the machine."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._busy = _busy_seconds() - _family_seconds()
+
+    def share(self) -> float:
+        """Of all cores, 0 … 1. Ask when the children have ended: a child's time is known then."""
+        foreign = _busy_seconds() - _family_seconds() - self._busy
+        return max(0.0, foreign / (time.monotonic() - self._began) / (os.cpu_count() or 1))
+
+
+def _busy_seconds() -> float:
+    """Processor time of everything on the machine since it booted."""
+    user, nice, system, _, _, irq, soft, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
+    return (user + nice + system + irq + soft) / TICKS
+
+
+def _family_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own_cpu_seconds() + usage.ru_utime + usage.ru_stime

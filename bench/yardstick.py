@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from forerun.bench.errors import BenchError
 from forerun.config import Config
 from forerun.launch import start_message
 
@@ -48,10 +49,10 @@ class Yardstick:
         return list(answer["seconds"])
 
     async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Raises RuntimeError when the process ended; what it had to say is on stderr."""
+        """Raises BenchError when the process ended; what it had to say is on stderr."""
         assert self._child.stdin is not None and self._child.stdout is not None
         self._child.stdin.write(json.dumps(request).encode() + b"\n")
         line = await self._child.stdout.readline()
         if not line:
-            raise RuntimeError("the bare loop ended before it answered")
+            raise BenchError("the bare loop ended before it answered")
         return dict(json.loads(line))

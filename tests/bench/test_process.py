@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import time
 
 import pytest
 
-from forerun.bench.process import children, command_line, cpu_seconds, own_cpu_seconds, resident_bytes
+from forerun.bench.process import Others, children, command_line, cpu_seconds, own_cpu_seconds, resident_bytes
 
 
 def test_processor_time_counts_work_not_waiting() -> None:
@@ -42,3 +43,18 @@ def test_children_and_their_command_lines() -> None:
         child.communicate(b"\n")
     with pytest.raises(FileNotFoundError):
         cpu_seconds(child.pid)
+
+
+def test_others_are_those_who_are_not_family() -> None:
+    """The machine is never idle in a test, so only lower bounds hold: a busy stranger counts, and a busy child is subtracted."""
+    work = "import time\nwhile time.process_time() < 0.8: pass"
+    adopt = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {work!r}])"
+    subprocess.run([sys.executable, "-c", adopt], check=True)
+    others = Others()
+    time.sleep(0.5)
+    stranger = others.share() * (os.cpu_count() or 1)
+    assert stranger > 0.1
+    before, alone = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime, Others()
+    subprocess.run([sys.executable, "-c", work], check=True)
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before >= 0.7
+    assert 0 <= alone.share() <= 1
