@@ -60,6 +60,12 @@ class Entry:
     echo: int = 0
     """values the worker reported since the last admission"""
 
+    def wait(self) -> None:
+        """Forget everything that a worker knew of it."""
+        self.number = -1
+        self.pages, self.room, self.tip, self.published, self.promise = [], 0, None, 0, None
+        self.after = self.blocked = self.credit = -1
+
     @property
     def behind(self) -> int:
         """Known tokens still to be fed."""

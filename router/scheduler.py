@@ -51,7 +51,6 @@ class Scheduler:
         self._policy = policy or Policy()
         self._budget = budget
         self._entries: dict[Sequence, Entry] = {}
-        self._waiting = Waiting()
         self._deadlines = Deadlines()
         self._events: list[Event] = []
         self._serial = 0
@@ -97,7 +96,8 @@ class Scheduler:
         entry = Entry(sequence, self._serial, last, caches=request.cache and self._policy.prefix_caching)
         self._serial += 1
         self._entries[sequence] = entry
-        sequence.queued_at = request.arrived if now is None else now
+        if now is not None:
+            sequence.queued_at = now
         self._waiting.add(entry)
         if request.deadline is not None:
             self._deadlines.add(entry, request.deadline, len(self._entries))
@@ -117,14 +117,12 @@ class Scheduler:
 
     def restart(self, ready: Ready | None = None) -> None:
         """The worker died: what ran goes back to the front of the queue; plans on the way, pages and prefixes are forgotten.
-        `ready`: what its successor offers, if that may differ; sequences too long for it fail."""
-        for entry in self._rows.running:
-            entry.number = -1
-            entry.pages, entry.room, entry.tip, entry.published, entry.promise = [], 0, None, 0, None
-            self._waiting.add(entry)
-        for entry in self._entries.values():
-            entry.after = entry.blocked = -1
+        `ready`: what its successor offers, if that may differ; sequences too long for it fail. Only what sequences have heard is
+        kept, so this also puts right whatever an exception left half done."""
         self._open(ready or self._ready)
+        for entry in self._entries.values():
+            entry.wait()
+            self._waiting.add(entry)
         for entry in [entry for entry in self._entries.values() if entry.last > self._sizes.longest]:
             self._end(entry)
             self._events.append(Failed(entry.sequence, Failure("The worker came back with too little memory", "generation", 500)))
@@ -175,12 +173,13 @@ class Scheduler:
         return self.take_events()
 
     def _open(self, ready: Ready) -> None:
-        """A worker with empty tables and pools."""
+        """A worker with empty tables and pools, and nobody waiting for it yet."""
         self._ready = ready
         self._sizes = Sizes.of(ready, self._policy)
         self._pace = Pace(ready, self._policy.max_inter_token_ms)
         self._ledger = Ledger(self._sizes)
         self._rows = Rows(self._sizes.rows)
+        self._waiting = Waiting()
         self._admission = Admission(self._sizes, self._ledger, self._rows, self._waiting)
         self._steps: deque[Step] = deque()
 

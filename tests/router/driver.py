@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections import deque
 from collections.abc import Callable
 
@@ -12,7 +13,7 @@ from forerun.router.guesses import Budget, no_guesses
 from forerun.router.policy import Policy
 from forerun.router.request import Failure, Request, Run, Sequence
 from forerun.router.scheduler import Scheduler
-from tests.router.worker_model import STEADY, WorkerModel, answer, prompt_logprob
+from tests.router.worker_model import STEADY, WorkerModel, answer, prompt_logprob, ready
 
 
 class Stream:
@@ -174,3 +175,20 @@ class Driver:
     def check(self) -> None:
         for case in self.cases:
             case.check(self.ready.vocab)
+
+
+def prompt(length: int, start: int = 0) -> list[int]:
+    """Prompts with different `start` have nothing in common."""
+    rng = random.Random(start)
+    return [rng.randint(1, 96) for _ in range(length)]
+
+
+def roomy(**more: object) -> Driver:
+    policy = more.pop("policy", None)
+    offer = ready(**{"rows": 8, "pages": 64, "vocab": 97, "max_step_tokens": 256} | more)  # type: ignore[arg-type]
+    return Driver(offer, policy)  # type: ignore[arg-type]
+
+
+def known(plan: StepPlan | None) -> list[int]:
+    assert plan is not None
+    return [feed.known for feed in plan.feed]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from forerun.router.policy import Policy
-from tests.router.driver import Case, Driver
-from tests.router.test_scheduler import prompt, roomy
+from tests.router.driver import Case, Driver, prompt, roomy
 from tests.router.worker_model import ready
 
 

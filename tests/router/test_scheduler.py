@@ -2,38 +2,14 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from forerun.messages import StepPlan, StepResult
 from forerun.router.events import Admitted, Stepped
-from forerun.router.guesses import Allowance
 from forerun.router.policy import Policy
-from forerun.router.request import Sequence
 from forerun.router.scheduler import DEADLINE
-from tests.router.driver import Case, Driver
-from tests.router.worker_model import answer, ready
-
-
-def prompt(length: int, start: int = 0) -> list[int]:
-    """Prompts with different `start` have nothing in common."""
-    rng = random.Random(start)
-    return [rng.randint(1, 96) for _ in range(length)]
-
-
-def roomy(**more: object) -> Driver:
-    policy = more.pop("policy", None)
-    offer = ready(**{"rows": 8, "pages": 64, "vocab": 97, "max_step_tokens": 256} | more)  # type: ignore[arg-type]
-    return Driver(offer, policy)  # type: ignore[arg-type]
-
-
-def known(plan: StepPlan | None) -> list[int]:
-    assert plan is not None
-    return [feed.known for feed in plan.feed]
-
-
-# Steps
+from tests.router.driver import known, prompt, roomy
+from tests.router.worker_model import answer
 
 
 def test_a_request_from_the_first_plan_to_the_last_token() -> None:
@@ -170,9 +146,6 @@ def test_events_come_with_whatever_is_called_next() -> None:
     assert driver.scheduler.take_events() == []
 
 
-# Prompts in chunks
-
-
 def test_a_long_prompt_never_stops_a_running_stream() -> None:
     driver = roomy(pages=128, max_step_tokens=64)
     stream = driver.steady(prompt(4), 30)
@@ -243,9 +216,6 @@ def test_few_prompts_beside_many_streams_take_half_a_share_for_a_while() -> None
         shares.append(known(plan)[-1])
         driver.land()
     assert shares == [52, 52, 100]
-
-
-# Ends from outside
 
 
 def test_a_cancelled_sequence_feeds_nothing_from_the_next_plan_on() -> None:
@@ -324,261 +294,3 @@ def test_deadlines_hold_while_there_is_no_worker() -> None:
     driver.scheduler.expire(driver.now + 2)
     driver.tell()
     assert case.stream.failure is DEADLINE
-
-
-# Preemption and restart
-
-
-def tight() -> tuple[Driver, Case, Case]:
-    """Two that fit together at first and not at the end."""
-    driver = roomy(pages=8, policy=Policy(watermark=0.0))
-    return driver, driver.steady(prompt(8), 20), driver.steady(prompt(8, 9), 20)
-
-
-def test_the_youngest_gives_way_and_comes_back_token_exact() -> None:
-    driver, old, young = tight()
-    driver.drain()
-    driver.check()
-    assert old.sequence.preemptions == 0
-    assert young.sequence.preemptions >= 1
-    assert len(young.stream.got) == 20
-
-
-def test_preemption_with_a_step_on_the_way_loses_no_token() -> None:
-    driver, _, young = tight()
-    while not driver.preemptions:
-        driver.plan()
-        if len(driver.plans) == 2 and not driver.preemptions:
-            driver.land()
-    assert driver.plans, "it was driven out while a step of its was on the way"
-    had = len(young.stream.got)
-    driver.land()
-    assert len(young.stream.got) == had + 1
-    driver.drain()
-    driver.check()
-
-
-def test_a_dead_worker_s_sequences_go_on_token_exact() -> None:
-    driver = roomy(rows=3)
-    cases = [driver.steady(prompt(7, 40 * i), 12) for i in range(5)]
-    for _ in range(6):
-        driver.turn()
-    driver.plan()
-    driver.restart()
-    assert repr(driver.scheduler) == "0 running, 5 waiting, 0/64 pages"
-    assert driver.scheduler.load().cached_pages == 0
-    plan = driver.plan()
-    assert plan is not None
-    assert [admit.tokens for admit in plan.admit] == [case.sequence.tokens for case in cases[:3]]
-    assert all(admit.computed == 0 for admit in plan.admit)
-    driver.drain()
-    driver.check()
-    assert all(len(case.stream.got) == 12 for case in cases)
-
-
-def test_a_smaller_successor_fails_what_it_cannot_hold() -> None:
-    driver = roomy(pages=16)
-    long, short = driver.steady(prompt(30), 10), driver.steady(prompt(5, 9), 3)
-    driver.turn()
-    driver.plans.clear()
-    driver.ready = ready(rows=4, pages=4, vocab=97)
-    driver.scheduler.restart(driver.ready)
-    driver.tell()
-    assert long.stream.failure is not None
-    assert long.stream.failure.status == 500
-    driver.worker = type(driver.worker)(driver.ready)
-    driver.drain()
-    driver.check()
-    assert short.stream.reason == "length"
-
-
-# Prefixes
-
-
-def test_the_second_time_a_prompt_is_found_and_the_answer_is_the_same() -> None:
-    """D08."""
-    driver = roomy()
-    first = driver.steady(prompt(13), 6)
-    driver.drain()
-    second = driver.steady(first.prompt, 6)
-    driver.drain()
-    assert (first.sequence.prefix_hit_tokens, second.sequence.prefix_hit_tokens) == (0, 12)
-    assert first.stream.got == second.stream.got
-    driver.check()
-
-
-@pytest.mark.parametrize("length", [3, 4, 5, 8, 9])
-def test_prompt_log_probabilities_are_the_same_both_times(length: int) -> None:
-    """D10: page − 1, page, page + 1."""
-    driver = roomy()
-    driver.add(prompt(length), 4)
-    driver.drain()
-    cases = []
-    for _ in range(2):
-        cases.append(driver.add(prompt(length), 4, prompt_logprobs=True, cache=False))
-        driver.drain()
-    driver.check()
-    assert len(cases[0].stream.echo) == length - 1
-    assert cases[0].stream.echo == cases[1].stream.echo
-
-
-def test_prompt_log_probabilities_are_told_once_through_a_restart() -> None:
-    driver = roomy(max_step_tokens=4)
-    case = driver.add(prompt(11), 4, prompt_logprobs=True)
-    driver.turn()
-    driver.turn()
-    driver.restart()
-    driver.turn()
-    driver.restart()
-    driver.drain()
-    driver.check()
-    assert len(case.stream.echo) == 10
-    case = driver.steady(prompt(5, 4), 9, prompt_logprobs=True)
-    for _ in range(6):
-        driver.turn()
-    driver.restart()
-    plan = driver.plan()
-    assert plan is not None
-    assert not plan.admit[0].params.prompt_logprobs, "all of them were told"
-    driver.drain()
-    driver.check()
-
-
-def test_answers_are_reused_by_the_next_turn_of_a_conversation() -> None:
-    driver = roomy()
-    first = driver.steady(prompt(10), 14)
-    driver.drain()
-    second = driver.add([*first.sequence.tokens, 3, 5], 4)
-    driver.drain()
-    assert second.sequence.prefix_hit_tokens == 20
-    driver.check()
-
-
-def test_prefixes_stay_inside_a_tenant_and_an_adapter() -> None:
-    """D11."""
-    driver = roomy()
-    hits = []
-    for tenant, adapter in [("a", None), ("a", None), ("b", None), ("a", "lora"), ("b", None)]:
-        case = driver.add(prompt(13), 3, tenant=tenant, adapter=adapter)
-        driver.drain()
-        hits.append(case.sequence.prefix_hit_tokens)
-    assert hits == [0, 12, 0, 0, 12]
-
-
-def test_a_request_may_stay_out_of_the_cache() -> None:
-    driver = roomy()
-    driver.add(prompt(13), 3, cache=False)
-    driver.drain()
-    assert driver.scheduler.load().cached_pages == 0
-    driver.add(prompt(13), 3)
-    driver.drain()
-    out = driver.add(prompt(13), 3, cache=False)
-    driver.drain()
-    assert out.sequence.prefix_hit_tokens == 0
-
-
-def test_the_cache_can_be_switched_off() -> None:
-    driver = roomy(policy=Policy(prefix_caching=False))
-    for _ in range(2):
-        case = driver.add(prompt(13), 3)
-        driver.drain()
-        assert case.sequence.prefix_hit_tokens == 0
-    assert driver.scheduler.load().cached_pages == 0
-
-
-def test_prompts_that_come_together_are_computed_once() -> None:
-    """`best_of`, or many requests with one system prompt: pages are shared as soon as each is full."""
-    driver = roomy(max_step_tokens=32)
-    stem = prompt(60)
-    cases = [driver.add([*stem, 1 + i], 3, seed=i) for i in range(6)]
-    driver.drain()
-    driver.check()
-    assert [case.sequence.prefix_hit_tokens for case in cases] == [0] + [60] * 5
-    assert sum(tally.prefill_tokens for tally in driver.tallies) == 61 + 5
-
-
-def test_who_waits_for_a_page_does_not_wait_for_a_dead_owner() -> None:
-    driver = roomy(max_step_tokens=16)
-    owner = driver.add(prompt(60), 3)
-    heir = driver.add(prompt(60), 3)
-    driver.turn()
-    driver.turn()
-    driver.scheduler.cancel(owner.sequence)
-    driver.drain()
-    driver.check()
-    assert heir.stream.reason
-    assert heir.sequence.prefix_hit_tokens > 0
-
-
-def test_a_full_pool_gives_up_the_oldest_prefixes_first() -> None:
-    driver = roomy(pages=16, rows=1)
-    for start in (1, 2, 3):
-        driver.add(prompt(20, start), 1)
-        driver.drain()
-    driver.add(prompt(20, 4), 1)
-    driver.drain()
-    hits = []
-    for start in (4, 3, 2):
-        case = driver.add(prompt(20, start), 1)
-        driver.drain()
-        hits.append(case.sequence.prefix_hit_tokens)
-    assert hits[0] == hits[1] == 16
-    driver.check()
-
-
-# Guesses
-
-
-class Generous:
-    def __init__(self, guess: int) -> None:
-        self.guess = guess
-        self.asked: list[int] = []
-
-    def __call__(self, sequences: list[Sequence]) -> Allowance:
-        self.asked.append(len(sequences))
-        return Allowance([self.guess] * len(sequences), self.guess * len(sequences), 0.25)
-
-
-def guessing(guess: int, pages: int = 64, **more: object) -> Driver:
-    return Driver(ready(rows=4, pages=pages, vocab=97, **more), budget=Generous(guess), accept=lambda most: most)
-
-
-def test_guesses_bring_several_tokens_a_step_and_change_none() -> None:
-    driver = guessing(3)
-    case = driver.steady(prompt(6), 17)
-    driver.plan()
-    plan = driver.plan()
-    assert plan is not None
-    assert (plan.feed[0].known, plan.feed[0].guess, plan.budget, plan.price) == (1, 3, 3, 0.25)
-    driver.drain()
-    driver.check()
-    assert len(case.stream.got) == 17
-    assert len(driver.tallies) < 9
-    assert sum(tally.accepted for tally in driver.tallies) > 8
-
-
-def test_guesses_stop_short_of_the_last_token_and_at_the_request_s_limit() -> None:
-    driver = guessing(5)
-    driver.steady(prompt(6), 3)
-    driver.plan()
-    plan = driver.plan()
-    assert plan is not None
-    assert plan.feed[0].guess == 1
-    driver.drain()
-    for limit, expected in ((0, 0), (2, 2), (9, 5)):
-        case = driver.steady(prompt(6, 7), 30, speculate=limit)
-        driver.plan()
-        plan = driver.plan()
-        assert plan is not None
-        assert plan.feed[0].guess == expected
-        driver.scheduler.cancel(case.sequence)
-        driver.drain()
-
-
-def test_guesses_drive_nobody_out() -> None:
-    driver = guessing(8, pages=8)
-    cases = [driver.steady(prompt(8, 50 * i), 8) for i in range(2)]
-    driver.drain()
-    driver.check()
-    assert driver.preemptions == 0
-    assert all(len(case.stream.got) == 8 for case in cases)

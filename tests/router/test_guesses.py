@@ -1,0 +1,63 @@
+"""Guesses in a plan: any budget is safe."""
+
+from __future__ import annotations
+
+from forerun.router.guesses import Allowance
+from forerun.router.request import Sequence
+from tests.router.driver import Driver, prompt
+from tests.router.worker_model import ready
+
+
+class Generous:
+    def __init__(self, guess: int) -> None:
+        self.guess = guess
+        self.asked: list[int] = []
+
+    def __call__(self, sequences: list[Sequence]) -> Allowance:
+        self.asked.append(len(sequences))
+        return Allowance([self.guess] * len(sequences), self.guess * len(sequences), 0.25)
+
+
+def guessing(guess: int, pages: int = 64, **more: object) -> Driver:
+    return Driver(ready(rows=4, pages=pages, vocab=97, **more), budget=Generous(guess), accept=lambda most: most)
+
+
+def test_guesses_bring_several_tokens_a_step_and_change_none() -> None:
+    driver = guessing(3)
+    case = driver.steady(prompt(6), 17)
+    driver.plan()
+    plan = driver.plan()
+    assert plan is not None
+    assert (plan.feed[0].known, plan.feed[0].guess, plan.budget, plan.price) == (1, 3, 3, 0.25)
+    driver.drain()
+    driver.check()
+    assert len(case.stream.got) == 17
+    assert len(driver.tallies) < 9
+    assert sum(tally.accepted for tally in driver.tallies) > 8
+
+
+def test_guesses_stop_short_of_the_last_token_and_at_the_request_s_limit() -> None:
+    driver = guessing(5)
+    driver.steady(prompt(6), 3)
+    driver.plan()
+    plan = driver.plan()
+    assert plan is not None
+    assert plan.feed[0].guess == 1
+    driver.drain()
+    for limit, expected in ((0, 0), (2, 2), (9, 5)):
+        case = driver.steady(prompt(6, 7), 30, speculate=limit)
+        driver.plan()
+        plan = driver.plan()
+        assert plan is not None
+        assert plan.feed[0].guess == expected
+        driver.scheduler.cancel(case.sequence)
+        driver.drain()
+
+
+def test_guesses_drive_nobody_out() -> None:
+    driver = guessing(8, pages=8)
+    cases = [driver.steady(prompt(8, 50 * i), 8) for i in range(2)]
+    driver.drain()
+    driver.check()
+    assert driver.preemptions == 0
+    assert all(len(case.stream.got) == 8 for case in cases)
