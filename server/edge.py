@@ -37,7 +37,7 @@ class Edge:
                 self._check_key(request)
             return await handler(request)
         except ApiError as error:
-            say = _log.error if error.status >= 424 and error.status != 429 else _log.debug
+            say = _log.error if error.status in (424, 500) else _log.debug
             say(error.message, request_id=request[identity.REQUEST_ID], error_type=error.kind, status=error.status, path=request.path)
             return _answer(error)
         except web.HTTPException as error:

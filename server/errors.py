@@ -58,6 +58,7 @@ _FAILURE_LABELS = {
     "incomplete_generation": "incomplete",
     "incomplete_generation_stream": "incomplete",
     "overloaded": "overloaded",
+    "deadline_exceeded": "dropped",
     "validation": "validation",
 }
 

@@ -22,6 +22,7 @@ def _range(description: str, **bounds: float) -> Meta:
 
 
 U32 = Annotated[int, Meta(ge=0, le=U32_MAX)]
+I32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Unsigned = Annotated[int, Meta(ge=0)]
 FinishReason = Literal["length", "eos_token", "stop_sequence"]
 
@@ -55,7 +56,7 @@ class GenerateParameters(Struct):
     seed: Annotated[Unsigned | None, _range("Seed of the random numbers; null: a new one each time", maximum=U64_MAX)] = None
     stop: Annotated[list[str], Meta(description="Texts that end the generation; the first one found stays at the end of the text")] = []
     temperature: Annotated[float | None, _range("1.0 leaves the distribution alone, 0 means greedy", minimum=0)] = None
-    top_k: Annotated[int | None, _range("Keep so many most likely tokens", minimum=1)] = None
+    top_k: Annotated[I32 | None, _range("Keep so many most likely tokens", minimum=1)] = None
     top_n_tokens: Annotated[U32 | None, Meta(description="Also report so many most likely tokens at each position")] = None
     top_p: Annotated[
         float | None, _range("Keep the most likely tokens of this total probability", exclusiveMinimum=0, exclusiveMaximum=1)

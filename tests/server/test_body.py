@@ -34,6 +34,7 @@ def refuse(text: str | bytes) -> ApiError:
         ('{"inputs":"x","parameters":{"max_new_tokens":true}}', 422, "invalid type: boolean, expected integer"),
         ('{"inputs":"x","parameters":{"max_new_tokens":-1}}', 422, "parameters.max_new_tokens: invalid value"),
         ('{"inputs":"x","parameters":{"max_new_tokens":4294967296}}', 422, "parameters.max_new_tokens: invalid value"),
+        ('{"inputs":"x","parameters":{"top_k":2147483648}}', 422, "parameters.top_k: invalid value"),
         ('{"inputs":"x","parameters":{"seed":-1}}', 422, "parameters.seed: invalid value"),
         ('{"inputs":"x","parameters":{"do_sample":null}}', 422, "do_sample: invalid type: null, expected boolean"),
         ('{"inputs":"x","parameters":{"stop":null}}', 422, "stop: invalid type: null, expected sequence"),
