@@ -40,19 +40,29 @@ VERIFIED = (
     "CodeGenForCausalLM",
     "Cohere2ForCausalLM",
     "CohereForCausalLM",
+    "CwmForCausalLM",
+    "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM",
     "Ernie4_5ForCausalLM",
+    "Ernie4_5_MoeForCausalLM",
     "Exaone4ForCausalLM",
+    "FlexOlmoForCausalLM",
     "GPT2LMHeadModel",
     "GPTBigCodeForCausalLM",
     "GPTJForCausalLM",
     "GPTNeoXForCausalLM",
     "GlmForCausalLM",
     "Glm4ForCausalLM",
+    "Glm4MoeForCausalLM",
     "GptOssForCausalLM",
     "GraniteMoeForCausalLM",
+    "GraniteMoeSharedForCausalLM",
     "HeliumForCausalLM",
     "HunYuanDenseV1ForCausalLM",
+    "HunYuanMoEV1ForCausalLM",
+    "JetMoeForCausalLM",
+    "Ministral3ForCausalLM",
+    "NanoChatForCausalLM",
     "NemotronForCausalLM",
     "Olmo3ForCausalLM",
     "OlmoForCausalLM",
@@ -64,6 +74,7 @@ VERIFIED = (
     "SeedOssForCausalLM",
     "StableLmForCausalLM",
     "Starcoder2ForCausalLM",
+    "VaultGemmaForCausalLM",
 )
 """Architectures that a test holds to transformers' own logits (tests/engine/test_models_transformers.py)."""
 
@@ -77,6 +88,7 @@ class PackedLinear(nn.Module):
     def __init__(self, ops: Ops, weight: Weight, bias: Tensor | None) -> None:
         super().__init__()
         self.ops, self.packed, self.bias = ops, weight, bias
+        self.weight = torch.empty(0)  # some models ask for its type or device; one that reads its values fails in the inspection
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.packed.shape[1])
@@ -91,6 +103,7 @@ class PackedEmbedding(nn.Module):
     def __init__(self, ops: Ops, table: Tensor) -> None:
         super().__init__()
         self.ops, self.table = ops, table
+        self.weight = torch.empty(0)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.ops.embed(self.table, tokens.reshape(-1).int()).view(*tokens.shape, self.table.shape[1])
@@ -248,7 +261,9 @@ def load_transformers(
             **options,
         )
     except (ValueError, OSError, KeyError, ImportError, AttributeError) as error:
-        raise StartError(f"transformers cannot load {folder}: {str(error).splitlines()[0]}", cure_for(str(error))) from error
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = "the model has no attention that can be replaced" if bridge.name in first else first
+        raise StartError(f"transformers cannot load {folder}: {reason}", cure_for(str(error))) from error
     progress("loading", 1, 2)
     adapted = Adapted(model.eval(), bridge, backend, longest(config, limit), dtype)
     progress("loading", 2, 2)
@@ -325,11 +340,26 @@ def inspect(adapted: Adapted, dtype: torch.dtype) -> PoolSpec:
         raise refused(name, "lets rows influence each other outside attention")
     if not close(logits[0], logits[1]) or not all(close(each[0, :, 0], each[0, :, 1]) for call in seen for each in (call.query, call.key)):
         raise refused(name, "takes positions from the order of rows")
+    if reason := masked(adapted.model.config.get_text_config(), seen):
+        raise refused(name, reason)
     shapes = {(call.spec.kv_heads, call.spec.head_dim) for call in seen}
     if len(shapes) != 1:
         raise refused(name, f"has layers with different KV shapes {sorted(shapes)}")
     kv_heads, head_dim = shapes.pop()
     return PoolSpec(len(seen), kv_heads, head_dim, dtype)
+
+
+def masked(config: Any, seen: list[Seen]) -> str:
+    """Masks are not looked at, so what a layer may see must come with the call. Why that is not so, or nothing."""
+    types = getattr(config, "layer_types", None) or []
+    other = sorted(set(types) - {"full_attention", "sliding_attention"})
+    if other or getattr(config, "attention_chunk_size", None):
+        return f"has layers of another kind ({', '.join(other) or 'chunked attention'})"
+    if types:
+        slides = any(kind == "sliding_attention" and not call.spec.window for kind, call in zip(types, seen))
+    else:
+        slides = bool(getattr(config, "sliding_window", None)) and getattr(config, "use_sliding_window", True) and not seen[0].spec.window
+    return "keeps its attention window to itself" if slides else ""
 
 
 def close(a: Tensor, b: Tensor) -> bool:
