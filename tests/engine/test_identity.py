@@ -206,7 +206,7 @@ def test_a_perfect_drafter_needs_the_fewest_steps() -> None:
     assert sequence.accepted == sequence.drafted == 20
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_tree_any_budget(data: st.DataObject) -> None:
     """Random trees of likely and unlikely tokens, a random number of guesses each step, rows in any mixture."""
@@ -222,7 +222,7 @@ def test_any_tree_any_budget(data: st.DataObject) -> None:
     assert [s.answer for s in sequences] == [a.answer for a in answers]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_batch_chunks_preemption_prefix_and_restart(data: st.DataObject) -> None:
     """A random life: rows join at any time, prompts come in any chunks, rows are preempted and resumed (on other pages, another row, a
