@@ -90,8 +90,9 @@ class Replica:
         self._deaths: collections.deque[float] = collections.deque(maxlen=MOST_DEATHS)
         self._pumping = False
         self._closed = False
-        self._link: Link | None = spawn(start, self)
+        self._link: Link | None = None
         self._timer = self._loop.call_later(TICK_SECONDS, self._tick)
+        self._start_worker()
 
     def __repr__(self) -> str:
         return f"{self.state.value}: {self._scheduler if self._scheduler else 'no worker yet'}"
@@ -164,6 +165,8 @@ class Replica:
         except ValueError as error:
             self._give_up(Death(str(error), fatal=True))
             return
+        if self.offer is not None:
+            _log.info("Worker ready again", alive=len(self._live))
         self.offer = message
         self.progressed = None
         self._become(State.READY)
@@ -192,6 +195,8 @@ class Replica:
 
     def died(self, death: Death) -> None:
         self._link = None
+        if self.state is State.FAILED:
+            return
         self._sent.clear()
         self._observer.worker_died(death.reason)
         now = time.monotonic()
@@ -207,7 +212,7 @@ class Replica:
                 self._scheduler.restart()
             self.progressed = None
             self._become(State.LOADING)
-            self._loop.call_later(BACKOFF_SECONDS[recent], self._respawn)
+            self._loop.call_later(BACKOFF_SECONDS[recent], self._start_worker)
 
     # What the scheduler says (events.Listener).
 
@@ -217,8 +222,9 @@ class Replica:
         try:
             done = sequence.stream.tokens(run)
         except Exception:
-            _log.exception("A stream could not take its tokens", request_id=sequence.request.id)
-            done = True
+            self.cancel(sequence)
+            sequence.stream.fail(Failure("The answer could not be written", "generation", 500))
+            raise
         if done:
             self.cancel(sequence)
 
@@ -282,8 +288,12 @@ class Replica:
         self._tell(self._scheduler.take_events())
 
     def _tell(self, events: Iterable[Event]) -> None:
+        """Streams must not raise. If one does, it is the only one that suffers."""
         for event in events:
-            event.tell(self)
+            try:
+                event.tell(self)
+            except Exception:
+                _log.exception("A stream could not take what came")
 
     def _tick(self) -> None:
         """Deadlines pass and gauges are read also while no step ends."""
@@ -301,7 +311,7 @@ class Replica:
         if self._link is not None:
             self._link.kill(reason)
 
-    def _respawn(self) -> None:
+    def _start_worker(self) -> None:
         if self._closed:
             return
         try:

@@ -179,12 +179,12 @@ async def test_an_idle_worker_is_not_silent() -> None:
 
 async def test_a_slow_step_is_not_a_hang_when_steps_are_known_to_be_slow() -> None:
     ear = Ear()
-    ready = "say(messages.Ready(1, 1, 16, 0, 10, 'd', 'd', 'n', 9, 9, step_seconds=(0.01, 0.2)))\n"
-    Link(ECHO, ear, 0.6, command=script(ready + "writer.beat()\ntime.sleep(2.5)\nsay(messages.StepResult(1))\ntime.sleep(60)"))
+    ready = "say(messages.Ready(1, 1, 16, 0, 10, 'd', 'd', 'n', 9, 9, step_seconds=(0.01, 0.1)))\n"
+    Link(ECHO, ear, 0.6, command=script(ready + "writer.beat()\ntime.sleep(1.5)\nsay(messages.StepResult(1))\ntime.sleep(60)"))
     await until(lambda: ear.results)
     assert not ear.deaths
     await until(lambda: ear.deaths)
-    assert "no sign of life for 4" in ear.deaths[0].reason
+    assert "no sign of life for 2" in ear.deaths[0].reason
 
 
 async def test_time_in_which_the_front_itself_stood_still_is_not_silence() -> None:

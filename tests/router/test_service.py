@@ -105,11 +105,13 @@ async def test_a_stream_that_raises_ends_alone() -> None:
             raise ZeroDivisionError
 
     async with running() as (router, _):
-        router.submit(request([5], 1000), Broken())
+        broken = Broken()
+        router.submit(request([5], 1000), broken)
         what, stream = request([6], 100), Collector()
         router.submit(what, stream)
         await stream.wait()
         assert stream.got == expected(what)
+        assert broken.failure is not None and broken.failure.status == 500
         assert router.load().running == 0
 
 
@@ -233,6 +235,7 @@ async def test_deadlines_pass_also_while_there_is_no_worker() -> None:
         router.submit(request([1], 100, deadline=time.monotonic() + 0.3), stream)
         await stream.wait(2)
         assert stream.failure is not None and stream.failure.status == 504
+        os.kill(worker_pid(router), signal.SIGCONT)
 
 
 async def test_faults_cannot_be_injected_into_an_ordinary_server() -> None:
