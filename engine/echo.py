@@ -82,7 +82,7 @@ class Echo:
 
     def __init__(self, start: Start) -> None:
         config = _model_config(Path(start.model_id))
-        pages = max(2, (start.max_pool_tokens or 1 << 18) // PAGE_TOKENS)
+        pages = max(2, -(-(start.max_pool_tokens or 1 << 18) // PAGE_TOKENS))
         longest = config.get("max_position_embeddings", 1 << 17)
         self.ready = Ready(
             rows=start.max_rows,
