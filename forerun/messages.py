@@ -197,7 +197,7 @@ class Fault(Message, frozen=True, array_like=True, tag="fault"):
 
 class Inject(Message, frozen=True, array_like=True, tag="inject"):
     """Test hook, refused unless the worker was started with `test_faults`. `kind`: die (SIGKILL itself), hang (stop stepping), slow
-    (sleep `value` seconds a step), fail (a row error for the row that next reaches `value` generated tokens), raise (an exception in the step)."""
+    (sleep `value` seconds a step), fail (a row error for the row that next reaches `value` generated tokens), raise (in the step)."""
 
     kind: Literal["die", "hang", "slow", "fail", "raise"]
     value: float = 0.0
