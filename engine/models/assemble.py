@@ -15,7 +15,7 @@ from torch import Tensor
 
 from forerun.backends.base import Backend, PoolSpec, Weight
 from forerun.engine.errors import StartError
-from forerun.engine.models.decoder import Attention, Block, Decoder, Head, Layer, Linear, Mixture, Mlp, Stack
+from forerun.engine.models.decoder import Attention, Block, Decoder, Layer, Linear, Mixture, Mlp, Stack
 from forerun.engine.models.rotary import tables
 from forerun.engine.models.spec import Experts, LayerSpec, ModelSpec
 from forerun.engine.weights import Checkpoint
@@ -72,7 +72,7 @@ class Assembly:
         self.refuse_unused()
         progress("loading", total, total)
         scale = float(torch.tensor(spec.embed_scale, dtype=self.dtype)) if spec.round_embed_scale else spec.embed_scale
-        stack = Stack(table, scale, first, layers, head, spec.residual_scale, spec.norm_eps)
+        stack = Stack(table, scale, first, layers, head, spec.logits_scale, spec.logits_softcap, spec.residual_scale, spec.norm_eps)
         attention = spec.layers[0].attention
         pool = PoolSpec(len(layers), attention.kv_heads, attention.head_dim, self.dtype)
         facts = {"model": f"{spec.family}, own decoder", "rope": ", ".join(rope.kind for rope in spec.ropes)}
@@ -137,7 +137,7 @@ class Assembly:
                 down.append(self.pack(out))
         return Mixture(router, gate_up, down, experts.top_k, self.spec.activation, experts.normalize)
 
-    def head(self) -> Head:
+    def head(self) -> Weight:
         spec = self.spec
         shape = (spec.vocab, spec.hidden)
         own = next((name for name in ("lm_head.weight", "language_model.lm_head.weight") if name in self.names), None)
@@ -145,7 +145,7 @@ class Assembly:
             self.used.add(own)
         tied = spec.tied or own is None
         matrix = self.tensor("embed_tokens.weight", shape) if tied else self.checked(own or "", self.checkpoint.read(own or ""), shape)
-        return Head(self.pack(matrix), spec.logits_scale, spec.logits_softcap)
+        return self.pack(matrix)
 
     def joined(self, at: str, whole: str, parts: dict[str, int]) -> Linear:
         """One matrix from its parts, or as the checkpoint has it joined. `parts`: name → rows."""

@@ -7,7 +7,8 @@
 
 Families differ in where the norms stand, in the constants, and in whether the MLP is a mixture of experts; never in this loop.
 A block's result, the addition and the norm of the next block are one op. Everything is done by `backend.ops`; activations are float32
-between them. Knows nothing of files.
+between them. What is done never depends on how many rows there are, so that a backend may record it once and replay it with any batch.
+Knows nothing of files.
 """
 
 from __future__ import annotations
@@ -101,28 +102,16 @@ class Layer:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Head:
-    """`weight`: [V, H]."""
-
-    weight: Weight
-    scale: float
-    softcap: float
-
-    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
-        if not x.shape[0]:
-            return torch.empty(0, self.weight.shape[0], device=x.device)
-        return ops.logits(x, self.weight, self.scale, self.softcap)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Stack:
-    """All weights of a decoder. `table`: [V, H]; `first`: the norm that the first layer reads through."""
+    """All weights of a decoder. `table`: [V, H]; `head`: [V, H] packed; `first`: the norm that the first layer reads through."""
 
     table: Tensor
     embed_scale: float
     first: Tensor | None
     layers: list[Layer]
-    head: Head
+    head: Weight
+    logits_scale: float
+    logits_softcap: float
     residual_scale: float
     eps: float
 
@@ -157,8 +146,8 @@ class Decoder:
             if index in taps:
                 tapped[index] = residual
         tapped[self.layers] = x
-        needed = x if batch.logit_rows.shape[0] == batch.rows else ops.take(x, batch.logit_rows)
-        return Output(stack.head(ops, needed), torch.cat([tapped[tap] for tap in taps], dim=1) if taps else None)
+        logits = ops.logits(ops.take(x, batch.logit_rows), stack.head, stack.logits_scale, stack.logits_softcap)
+        return Output(logits, torch.cat([tapped[tap] for tap in taps], dim=1) if taps else None)
 
     def join(self, x: Tensor, after: Tensor | None, residual: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
         """Adds a block's result to the residual stream: (what the next block reads, the stream)."""

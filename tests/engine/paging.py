@@ -34,8 +34,8 @@ class Feeder:
         self.logits = [[] for _ in self.sequences]
         self.tapped = [[] for _ in self.sequences]
 
-    def step(self, shares: dict[int, int]) -> None:
-        """One flat forward: for sequence i its next `shares[i]` tokens."""
+    def batch(self, shares: dict[int, int]) -> Batch:
+        """For sequence i its next `shares[i]` tokens; logits of all."""
         size = self.backend.caps.page_tokens
         tokens, positions, slots, starts = [], [], [], [0]
         for index, count in shares.items():
@@ -49,7 +49,7 @@ class Feeder:
         def ints(values: list) -> Tensor:
             return torch.tensor(values, dtype=torch.int32)
 
-        batch = Batch(
+        return Batch(
             tokens=ints(tokens),
             positions=ints(positions),
             slots=ints(slots),
@@ -60,8 +60,12 @@ class Feeder:
             pages=ints([self.pages[index] + [0] * (width - len(self.pages[index])) for index in shares]),
             logit_rows=ints(list(range(len(tokens)))),
         )
+
+    def step(self, shares: dict[int, int]) -> None:
+        """One flat forward."""
+        batch = self.batch(shares)
         out = self.model.forward(batch, self.pool, self.taps)
-        for (index, count), start in zip(shares.items(), starts):
+        for (index, count), start in zip(shares.items(), batch.starts.tolist()):
             self.logits[index].append(out.logits[start : start + count])
             if out.taps is not None:
                 self.tapped[index].append(out.taps[start : start + count])

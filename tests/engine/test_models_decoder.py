@@ -253,3 +253,23 @@ def test_weight_bytes_count_everything(folders: Any, backend: Backend) -> None:
     parameters = sum(parameter.nbytes for parameter in reference.parameters())
     positions = (512 + backend.caps.max_nodes) * 16 * 4
     assert model.weight_bytes == parameters + positions
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma2", "mixtral"])
+def test_a_recording_serves_every_shape(case: str, folders: Any, backend: Backend) -> None:
+    """What a forward does never depends on the number of rows: recorded with one batch, it must be right for any other, also where no
+    row, some rows or all rows need logits."""
+    model = load(folders(case)[0], backend)
+    sequence = random_sequences(model.vocab, (40,))[0]
+    alone = Feeder(model, backend, [sequence])
+    alone.step({0: 40})
+    feeder = Feeder(model, backend, [sequence])
+    recorded = backend.capture(lambda batch: model.forward(batch, feeder.pool), None)
+    at = 0
+    for count, kept in ((5, 5), (7, 2), (4, 0), (1, 1), (23, 1)):
+        batch = feeder.batch({0: count})
+        batch.logit_rows = torch.arange(count - kept, count, dtype=torch.int32)
+        got = recorded(batch).logits
+        at += count
+        feeder.done[0] = at
+        assert torch.equal(got, alone.logits[0][0][at - kept : at])
