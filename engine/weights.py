@@ -1,7 +1,7 @@
 """Where a model's tensors lie on disk, and how to read them by name.
 
-Owns: the layouts of a model folder (a plain folder, the hub cache, a single GGUF file), the safetensors format, and the memory mapping.
-Does not know: what a tensor is for. Nothing here touches the network.
+Owns: which files of a model folder are the weights, the safetensors format, and the memory mapping. Does not know: where the folder is
+(`forerun/hub.py`), and what a tensor is for.
 
 A tensor from `read` may be a view of the mapped file: pack it or copy it, then call `release`, and its pages leave this process's
 memory. So a load needs the packed weights plus what is read between two `release` calls.
@@ -166,38 +166,6 @@ class Shards:
     def release(self) -> None:
         for file in self.opened:
             file.release()
-
-
-def find_model(model_id: str, revision: str | None = None, hub_cache: str | None = None) -> Path:
-    """The folder (or GGUF file) of a model: a path, or a hub id that is in the hub cache. StartError if there is none."""
-    path = Path(model_id).expanduser()
-    if path.is_file():
-        return path
-    if path.is_dir():
-        return snapshot(path, revision) if (path / "snapshots").is_dir() else path
-    caches = [Path(hub_cache).expanduser()] if hub_cache else [Path.home() / ".cache" / "huggingface" / "hub"]
-    caches += [cache / "hub" for cache in caches]
-    for cache in caches:
-        folder = cache / f"models--{model_id.replace('/', '--')}"
-        if folder.is_dir():
-            return snapshot(folder, revision)
-    raise StartError(
-        f"no model {model_id}: neither a folder nor in the hub cache {caches[0]}",
-        f"give a folder, or fetch it first (`hf download {model_id}`); this server downloads nothing",
-    )
-
-
-def snapshot(folder: Path, revision: str | None) -> Path:
-    """A cached repository keeps refs/<branch> = commit and snapshots/<commit>/ = the files of that commit."""
-    name = revision or "main"
-    ref = folder / "refs" / name
-    found = folder / "snapshots" / (ref.read_text().strip() if ref.is_file() else name)
-    if found.is_dir():
-        return found
-    there = sorted(path.name for path in (folder / "snapshots").glob("*"))
-    if revision is None and len(there) == 1:
-        return folder / "snapshots" / there[0]
-    raise StartError(f"{folder} has no revision {name} (it has {', '.join(there) or 'none'})", "fetch that revision, or name one of these")
 
 
 def read_config(folder: Path) -> dict[str, Any] | None:

@@ -17,7 +17,8 @@ from forerun.engine.errors import StartError
 from forerun.engine.models.assemble import Progress, assemble
 from forerun.engine.models.model import Model
 from forerun.engine.models.spec import FAMILIES, ModelSpec, family_of, read_spec
-from forerun.engine.weights import Checkpoint, find_model, open_checkpoint, read_config
+from forerun.engine.weights import Checkpoint, open_checkpoint, read_config
+from forerun.hub import ModelNotFound, locate
 from forerun.messages import Start
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -35,17 +36,25 @@ def load_model(start: Start, backend: Backend, progress: Progress) -> Model:
 
 
 def load_any(start: Start, backend: Backend, progress: Progress) -> Model:
-    path = find_model(start.model_id, start.revision, start.hub_cache)
+    path = find(start)
     config = read_config(path)
     if config is not None and family_of(config) not in FAMILIES:
         return load_other(path, config, start, backend, progress)
     checkpoint = open_checkpoint(path, start.allow_pickle)
     config = config or checkpoint.config
     if config is None:
-        raise StartError(f"{path} has no config.json", "give the model's folder, not a file in it")
+        raise StartError(f"{path} has no config.json", "fetch the model again")
     dtype = choose_dtype(start.dtype, stored_dtype(config, checkpoint), backend)
     spec = read_spec(config, rope_override(start))
     return assemble(spec, checkpoint, backend, dtype, longest(spec, start.max_total_tokens), progress)
+
+
+def find(start: Start) -> Path:
+    """The model's folder, or a GGUF file."""
+    try:
+        return locate(start.model_id, start.revision, start.hub_cache)
+    except ModelNotFound as error:
+        raise StartError(str(error), "") from error
 
 
 def load_other(path: Path, config: dict[str, Any], start: Start, backend: Backend, progress: Progress) -> Model:

@@ -113,9 +113,21 @@ def test_what_is_not_there_is_said(options: dict[str, Any], message: str, folder
     assert raised.value.cure
 
 
-def test_a_file_without_its_configuration(folder: Path, backend: Backend) -> None:
+def test_weights_without_their_configuration(folder: Path, tmp_path: Path, backend: Backend) -> None:
+    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
     with pytest.raises(StartError, match=r"has no config\.json"):
-        load(folder / "model.safetensors", backend)
+        load(tmp_path, backend)
+
+
+def test_the_hub_cache(folder: Path, tmp_path: Path, backend: Backend) -> None:
+    """Snapshots of links, as the hub's own client leaves them; nothing asks the network."""
+    snapshot = tmp_path / "models--someone--tiny" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    for file in folder.iterdir():
+        (snapshot / file.name).symlink_to(file)
+    assert load(Path("someone/tiny"), backend, hub_cache=str(tmp_path)).max_tokens == 512
+    with pytest.raises(StartError, match="no model someone/other"):
+        load(Path("someone/other"), backend, hub_cache=str(tmp_path))
 
 
 def test_the_own_decoder_needs_no_transformers(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Finding a model on disk and reading its tensors: layouts, formats, damage, and what memory it takes."""
+"""Reading a model's tensors from disk: layouts, formats, damage, and what memory it takes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from forerun.engine.errors import StartError
-from forerun.engine.weights import SAFETENSORS_TYPES, Safetensors, find_model, open_checkpoint, read_config
+from forerun.engine.weights import SAFETENSORS_TYPES, Safetensors, open_checkpoint, read_config
 
 TENSORS = {"a.weight": torch.arange(12.0).view(3, 4), "b.bias": torch.ones(5, dtype=torch.bfloat16), "c": torch.tensor(2.5)}
 
@@ -145,43 +145,3 @@ def test_config_is_read_or_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(StartError, match="not JSON"):
         read_config(tmp_path)
-
-
-class TestFinding:
-    """A model is a folder, a file, or a hub id in a cache; the network is never asked."""
-
-    @pytest.fixture
-    def cache(self, tmp_path: Path) -> Path:
-        folder = tmp_path / "hub" / "models--someone--model"
-        for commit in ("aaa", "bbb"):
-            write(folder / "snapshots" / commit)
-        (folder / "refs").mkdir()
-        (folder / "refs" / "main").write_text("bbb\n")
-        return tmp_path / "hub"
-
-    def test_folder_and_file(self, tmp_path: Path) -> None:
-        path = write(tmp_path / "model") / "model.safetensors"
-        assert find_model(str(tmp_path / "model")) == tmp_path / "model"
-        assert find_model(str(path)) == path
-
-    def test_hub_cache(self, cache: Path) -> None:
-        assert find_model("someone/model", None, str(cache)).name == "bbb"
-        assert find_model("someone/model", "aaa", str(cache)).name == "aaa"
-        assert find_model("someone/model", None, str(cache.parent)).name == "bbb"
-        assert find_model(str(cache / "models--someone--model")).name == "bbb"
-
-    def test_a_revision_that_is_not_there(self, cache: Path) -> None:
-        with pytest.raises(StartError, match=r"no revision ccc \(it has aaa, bbb\)"):
-            find_model("someone/model", "ccc", str(cache))
-
-    def test_a_single_snapshot_needs_no_ref(self, tmp_path: Path) -> None:
-        write(tmp_path / "models--a--b" / "snapshots" / "only")
-        assert find_model("a/b", None, str(tmp_path)).name == "only"
-
-    def test_a_model_that_is_nowhere(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def refuse(*_: object) -> None:
-            raise AssertionError("the network was asked")
-
-        monkeypatch.setattr("socket.socket.connect", refuse)
-        with pytest.raises(StartError, match=r"neither a folder nor in the hub cache.*hf download someone/other"):
-            find_model("someone/other", None, str(cache))
