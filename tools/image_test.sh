@@ -22,7 +22,7 @@ done
 tool=${tool:-$(tools/image_tool.sh)}
 test -f "$model/config.json" || { echo "no model in $model: run 'make model' first, or set MODEL" >&2; exit 2; }
 if [ $build = yes ]; then
-    tools/image.sh --tag "$tag" --tool "$tool" "$@"
+    tools/image.sh --tag "$tag" --tool "$tool" -- "$@"
 fi
 
 log=$(mktemp)

@@ -100,3 +100,28 @@ def test_image_sh_refuses_what_it_does_not_know(words: list[str]) -> None:
     done = subprocess.run([ROOT / "tools" / "image.sh", *words], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.strip()
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> tuple[dict[str, str], Path]:
+    """An environment in which `buildah` writes down its arguments, builds nothing and then fails."""
+    arguments = tmp_path / "arguments"
+    tool = tmp_path / "buildah"
+    tool.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >> {arguments}\n[ "$1" = build ]\n')
+    tool.chmod(0o755)
+    model = tmp_path / "config.json"
+    model.write_text("{}")
+    return os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "MODEL": str(tmp_path)}, arguments
+
+
+@pytest.mark.parametrize("script", ["image.sh", "image_test.sh"])
+def test_options_of_the_build_tool_reach_it(script: str, recorded: tuple[dict[str, str], Path]) -> None:
+    environment, arguments = recorded
+    subprocess.run(
+        [ROOT / "tools" / script, "--tool", "buildah", "--", "--network", "host", "-v", "/a b:/c:ro"], env=environment, capture_output=True
+    )
+    words = arguments.read_text().splitlines()
+    build = words[: words.index(".") + 1]
+    assert build[:3] == ["build", "--format", "docker"]
+    assert build[-5:] == ["--network", "host", "-v", "/a b:/c:ro", "."]
+    assert "DEVICE=cpu" in build
