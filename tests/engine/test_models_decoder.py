@@ -273,3 +273,18 @@ def test_a_recording_serves_every_shape(case: str, folders: Any, backend: Backen
         at += count
         feeder.done[0] = at
         assert torch.equal(got, alone.logits[0][0][at - kept : at])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", CASES)
+def test_logits_never_depend_on_company_or_chunks(case: str, dtype: str, folders: Any, backend: Backend) -> None:
+    """Bit for bit, whatever else is in the batch and wherever a prompt is cut."""
+    if not backend.caps.batch_invariant:
+        pytest.skip("the backend does not promise it")
+    model = load(folders(case)[0], backend, dtype=dtype)
+    sequences = random_sequences(model.vocab, (41, 26, 9))
+    company = Feeder(model, backend, sequences, seed=3).run()
+    for sequence, together in zip(sequences, company):
+        alone = Feeder(model, backend, [sequence], seed=4)
+        alone.step({0: len(sequence)})
+        assert torch.equal(alone.logits[0][0], together)
