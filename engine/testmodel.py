@@ -105,7 +105,6 @@ ARCHES: dict[str, dict[str, Any]] = {
     "helium": {"head_dim": 16},
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2, "head_dim": 16},
-    "jetmoe": {},
     "ministral3": {},
     "nanochat": {},
     "nemotron": {"partial_rotary_factor": 0.5},

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import inspect as signatures
 from collections.abc import Callable
 from pathlib import Path
@@ -60,7 +61,6 @@ VERIFIED = (
     "HeliumForCausalLM",
     "HunYuanDenseV1ForCausalLM",
     "HunYuanMoEV1ForCausalLM",
-    "JetMoeForCausalLM",
     "Ministral3ForCausalLM",
     "NanoChatForCausalLM",
     "NemotronForCausalLM",
@@ -200,6 +200,8 @@ class Adapted:
         self.some_logits = "logits_to_keep" in signatures.signature(model.forward).parameters
         self.states: dict[int, Tensor] = {}
         self.pool = inspect(self, dtype)
+        if backend.caps.batch_invariant:
+            route_row_by_row(model)  # after the inspection, from which it would hide a layer that mixes rows
         self.facts = {"model": f"{type(model).__name__} through transformers {transformers.__version__}{self.note()}"}
         self.listen()
 
@@ -314,6 +316,25 @@ def pack_modules(model: nn.Module, backend: Backend, dtype: torch.dtype) -> int:
         setattr(model.get_submodule(parent), child, replacement)
     model.requires_grad_(False).to(backend.device, torch.float32)
     return packed + sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
+
+
+def route_row_by_row(model: Any) -> None:
+    """Experts stacked in one parameter are multiplied for all rows that chose them, and a sum's rounding follows how many did. Given one
+    row at a time, a mixture's result depends on that row alone."""
+    for name, module in model.named_modules():
+        stacked = any(parameter.ndim > 2 for parameter in module.parameters(recurse=False))
+        if stacked and not type(module).__module__.startswith("torch."):
+            block = model.get_submodule(name.rpartition(".")[0])
+            if "forward" not in vars(block):
+                block.forward = functools.partial(row_by_row, block.forward)
+
+
+def row_by_row(forward: Callable[..., Any], x: Tensor, *more: Any, **options: Any) -> Any:
+    """x [..., n, H] → what `forward` makes of each row, joined along the rows."""
+    parts = [forward(x.narrow(-2, row, 1), *more, **options) for row in range(x.shape[-2])]
+    if torch.is_tensor(parts[0]):
+        return torch.cat(parts, dim=-2)
+    return tuple(torch.cat(each, dim=-2) for each in zip(*parts))
 
 
 def inspect(adapted: Adapted, dtype: torch.dtype) -> PoolSpec:

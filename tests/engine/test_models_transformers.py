@@ -46,11 +46,18 @@ def compare(model: Model, reference: Any, backend: Backend) -> None:
 
 @pytest.mark.parametrize("arch", CASES)
 def test_logits_equal_transformers(arch: str, tmp_path: Path, backend: Backend) -> None:
+    """Within 1e-4 of its own; and bit for bit the same in any company and chunking."""
     reference = testmodel.write_model(arch, 0, tmp_path)
     model = load(tmp_path, backend)
     assert type(reference).__name__ == CASES[arch]
     assert model.facts["model"].endswith(f"through transformers {transformers.__version__}")
     compare(model, reference, backend)
+    if backend.caps.batch_invariant:
+        sequences = random_sequences(model.vocab, (41, 9))
+        for sequence, together in zip(sequences, Feeder(model, backend, sequences, seed=3).run()):
+            alone = Feeder(model, backend, [sequence])
+            alone.step({0: len(sequence)})
+            assert torch.equal(alone.logits[0][0], together)
 
 
 def test_what_is_claimed_is_what_is_tried() -> None:
