@@ -16,7 +16,8 @@ import msgspec
 
 from forerun.backends.base import Backend
 from forerun.backends.registry import open_backend
-from forerun.engine.drafters.draft import Drafter, Silent
+from forerun.engine.drafters.draft import Drafter
+from forerun.engine.drafters.registry import Setting, open_drafter
 from forerun.engine.drafters.speculator import Speculator
 from forerun.engine.engine import PROMPT_ROWS, Engine
 from forerun.engine.errors import StartError
@@ -32,8 +33,8 @@ HEAD_ROOM = 500 << 20
 """bytes left alone: interpreter, allocator, the front beside us"""
 STEP_TOKENS = 2048
 """known tokens of a step when nothing is asked for"""
-HIDDEN_COPIES = 32
-"""float32 vectors of the hidden size that a row of a step keeps alive at the most: residual, QKV, attention, gate and up of a wide MLP"""
+ROW_COPIES = 3
+"""A recorded forward keeps its memory, with half as much room again: one for steps with logits and one for steps without."""
 SHARED_PART = 0.5
 """how much of memory that other programs use too an unasked-for pool may take"""
 SHORTEST = 256
@@ -57,7 +58,7 @@ class Sizes:
 def build_engine(start: Start, progress: ReportProgress) -> Engine:
     """StartError (with its cure) when the model cannot be served as asked."""
     backend = open_backend(start.device, start.threads, start.memory_fraction)
-    drafter = open_drafter(start.speculator)
+    drafter = open_drafter(start.speculator, Setting(start.speculate, backend.caps.tree_attention))
     return assemble(start, backend, load_model(start, backend, progress), drafter, progress)
 
 
@@ -73,7 +74,7 @@ def assemble(start: Start, backend: Backend, model: Model, drafter: Drafter, pro
         vocab=model.vocab,
         device=backend.name,
         dtype=model.dtype,
-        drafter="none" if start.speculator == "auto" else start.speculator,
+        drafter=start.speculator,
         max_tokens=sizes.longest,
         max_step_tokens=sizes.step_tokens,
         memory=sizes.memory,
@@ -86,12 +87,6 @@ def assemble(start: Start, backend: Backend, model: Model, drafter: Drafter, pro
     return engine
 
 
-def open_drafter(name: str) -> Drafter:
-    if name not in ("none", "auto"):
-        raise StartError(f"speculator {name!r} is not available in this version", "use --speculator none")
-    return Silent()
-
-
 def plan_memory(start: Start, backend: Backend, model: Model, nodes: int) -> Sizes:
     """Divide what is free after loading. The longest sequence must fit: where nobody asked for a length, the length gives way; where
     somebody did, that is an error."""
@@ -100,7 +95,7 @@ def plan_memory(start: Start, backend: Backend, model: Model, nodes: int) -> Siz
     longest = min(start.max_total_tokens or model.max_tokens, model.max_tokens)
     step_tokens = min(start.max_step_tokens or STEP_TOKENS, start.max_rows * longest)
     verified = start.max_rows * (1 + nodes)
-    activations = 4 * ((step_tokens + verified) * model.hidden * HIDDEN_COPIES + 2 * (verified + PROMPT_ROWS) * model.vocab)
+    activations = 4 * ((step_tokens + verified) * model.width * ROW_COPIES + 2 * (verified + PROMPT_ROWS) * model.vocab)
     free, _ = backend.memory()
     left = max(0, free - activations - HEAD_ROOM)
     fit, one = left // page_bytes, -(-longest // size)
@@ -122,7 +117,7 @@ def plan_memory(start: Start, backend: Backend, model: Model, nodes: int) -> Siz
             f"raise --max-batch-total-tokens to {longest} or lower --max-total-tokens to {pages * size}",
         )
     memory = {"weights": model.weight_bytes, "kv": pages * page_bytes, "activations": activations, "head_room": HEAD_ROOM}
-    return Sizes(start.max_rows, min(longest, pages * size), step_tokens, nodes, pages, memory)
+    return Sizes(start.max_rows, min(longest, pages * size), min(step_tokens, pages * size), nodes, pages, memory)
 
 
 def _mb(count: int) -> int:
@@ -133,7 +128,7 @@ def warm_up(engine: Engine, progress: ReportProgress) -> tuple[float, float]:
     """Run prompts of growing length up to the largest step, then all rows at once, then one row. Returns the seconds of a decode step
     of one row and of the largest prompt step."""
     ready = engine.ready
-    largest = min(ready.max_step_tokens, ready.pages * ready.page_tokens)
+    largest = ready.max_step_tokens
     tokens = min(128, largest)
     progress("warming", 0, largest)
     prompt_seconds = _prompt_step(engine, tokens)

@@ -54,9 +54,17 @@ class Attention:
         ops.write_kv(qkv, pool, layer, batch.slots, self.spec)
         return self.out(ops, ops.attention(qkv, pool, layer, batch, self.spec))
 
+    @property
+    def width(self) -> int:
+        """Values of a row between `x` and the result."""
+        return self.qkv.weight.shape[0] + self.out.weight.shape[1]
+
 
 class Block(Protocol):
-    """What stands between two norms: [n, H] → [n, H]."""
+    """What stands between two norms: [n, H] → [n, H]. `width`: values of a row in between."""
+
+    @property
+    def width(self) -> int: ...
 
     def __call__(self, ops: Ops, x: Tensor) -> Tensor: ...
 
@@ -72,6 +80,10 @@ class Mlp:
     def __call__(self, ops: Ops, x: Tensor) -> Tensor:
         return self.down(ops, ops.gate(self.gate_up(ops, x), self.activation))
 
+    @property
+    def width(self) -> int:
+        return self.gate_up.weight.shape[0] + self.down.weight.shape[1]
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mixture:
@@ -86,6 +98,12 @@ class Mixture:
 
     def __call__(self, ops: Ops, x: Tensor) -> Tensor:
         return ops.moe(x, self.router, self.gate_up, self.down, self.top_k, self.activation, self.normalize)
+
+    @property
+    def width(self) -> int:
+        """Routing, and one expert that every row may have chosen: its rows gathered, gate and up, their product, its result."""
+        hidden, inner = self.down[0].shape
+        return self.router.shape[0] + 2 * self.top_k + 2 * hidden + 3 * inner
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -126,6 +144,8 @@ class Decoder:
         self.ops = backend.ops
         self.vocab, self.hidden = stack.table.shape[0], stack.table.shape[1]
         self.layers = len(stack.layers)
+        # The residual stream and what a norm made of it, each before and after an addition, a block's result and its norm.
+        self.width = 6 * self.hidden + max(layer.attention.width for layer in stack.layers) + max(layer.mlp.width for layer in stack.layers)
         self.pool = pool
         self.max_tokens = max_tokens
         self.weight_bytes = weight_bytes

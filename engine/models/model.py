@@ -20,11 +20,13 @@ class Output:
 
 
 class Model(Protocol):
-    """`vocab`: rows of the output head. `max_tokens`: longest sequence the positions allow. `weight_bytes`: memory that the packed
-    weights take. `pool`: the KV it needs. `facts`: what was chosen in loading it, for the log."""
+    """`vocab`: rows of the output head. `width`: float32 values that one row of a forward keeps alive at once, at the most.
+    `max_tokens`: longest sequence the positions allow. `weight_bytes`: memory that the packed weights take. `pool`: the KV it needs.
+    `facts`: what was chosen in loading it, for the log."""
 
     vocab: int
     hidden: int
+    width: int
     layers: int
     max_tokens: int
     weight_bytes: int

@@ -197,6 +197,9 @@ class Adapted:
         self.max_tokens = max_tokens
         self.dtype = str(dtype).removeprefix("torch.")
         self.weight_bytes = pack_modules(model, backend, dtype)
+        self.blocks = next(each for each in model.modules() if type(each) is nn.ModuleList and len(each) == self.layers)
+        # Modules run one after the other: the stream, its norms and sums, and query, key and value as they are made, turned and joined.
+        self.width = 8 * self.hidden + 6 * max(each.packed.shape[0] for each in self.blocks.modules() if type(each) is PackedLinear)
         self.some_logits = "logits_to_keep" in signatures.signature(model.forward).parameters
         self.states: dict[int, Tensor] = {}
         self.pool = inspect(self, dtype)
@@ -210,8 +213,7 @@ class Adapted:
 
     def listen(self) -> None:
         """Hidden states for taps: what each decoder layer, and the body behind its final norm, returns."""
-        layers = next(each for each in self.model.modules() if type(each) is nn.ModuleList and len(each) == self.layers)
-        for index, layer in enumerate(layers):
+        for index, layer in enumerate(self.blocks):
             layer.register_forward_hook(self.hear(index))
         self.model.base_model.register_forward_hook(self.hear(self.layers))
 

@@ -36,7 +36,7 @@ class Machine:
 class Card:
     """What the plan must know of a model: 1 kB of KV a position, 4096 positions."""
 
-    vocab, hidden, layers, max_tokens, weight_bytes, dtype = 1000, 64, 8, 4096, 7 * MB, "bfloat16"
+    vocab, hidden, width, layers, max_tokens, weight_bytes, dtype = 1000, 64, 2000, 8, 4096, 7 * MB, "bfloat16"
     pool = PoolSpec(8, 1, 32, torch.bfloat16)
 
 
@@ -102,7 +102,8 @@ def test_assembled_and_warm(start: dict[str, int]) -> None:
     assert heard[0][0] == heard[-1][0] == "warming" and heard[-1][1] == heard[-1][2]
     assert all(seconds > 0 for seconds in ready.step_seconds)
     assert ready.rows == asked.max_rows and ready.max_tokens <= ready.pages * ready.page_tokens
-    assert ready.max_step_tokens == (start.get("max_step_tokens") or min(2048, ready.rows * min(160, start.get("max_total_tokens", 160))))
+    most = min(start.get("max_step_tokens", 2048), ready.rows * min(160, start.get("max_total_tokens", 160)))
+    assert ready.max_step_tokens == min(most, ready.pages * ready.page_tokens), "no step can have more known tokens than the pool"
     prompt = [1, 2, 3]
     sequence = Sequence_(prompt, params_for(prompt, max_new_tokens=5))
     front = Front(engine)

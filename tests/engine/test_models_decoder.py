@@ -275,6 +275,20 @@ def test_a_recording_serves_every_shape(case: str, folders: Any, backend: Backen
         assert torch.equal(got, alone.logits[0][0][at - kept : at])
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_the_memory_plan_counts_all_that_a_row_keeps_alive(case: str, folders: Any, backend: Backend) -> None:
+    """`width` is what the plan multiplies with the rows of the largest step; a recorded forward keeps exactly its buffers."""
+    if not backend.caps.graphs:
+        pytest.skip("the backend records nothing")
+    model = load(folders(case)[0], backend)
+    feeder = Feeder(model, backend, random_sequences(model.vocab, (20,)))
+    batch = feeder.batch({0: 20})
+    batch.logit_rows = batch.logit_rows[-1:]
+    _, program = backend.ops.record(lambda batch: model.forward(batch, feeder.pool), batch)  # type: ignore[attr-defined]
+    kept = sum(buffer.width for buffer in program._buffers) / 4
+    assert kept <= model.width <= 3 * kept
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("case", CASES)
 def test_logits_never_depend_on_company_or_chunks(case: str, dtype: str, folders: Any, backend: Backend) -> None:

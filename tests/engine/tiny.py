@@ -29,7 +29,7 @@ NODES = 24
 class TinyModel:
     """A decoder of two layers, hidden size 32."""
 
-    vocab, hidden, layers, max_tokens, weight_bytes, dtype = VOCAB, 32, 2, LONGEST, 1 << 16, "float32"
+    vocab, hidden, width, layers, max_tokens, weight_bytes, dtype = VOCAB, 32, 400, 2, LONGEST, 1 << 16, "float32"
 
     def __init__(self, backend: Backend, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
         generator = torch.Generator().manual_seed(seed)
