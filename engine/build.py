@@ -16,8 +16,7 @@ import msgspec
 
 from forerun.backends.base import Backend
 from forerun.backends.registry import open_backend
-from forerun.engine.drafters.draft import Drafter
-from forerun.engine.drafters.registry import Setting, open_drafter
+from forerun.engine.drafters.draft import Drafter, Silent
 from forerun.engine.drafters.speculator import Speculator
 from forerun.engine.engine import PROMPT_ROWS, Engine
 from forerun.engine.errors import StartError
@@ -58,7 +57,7 @@ class Sizes:
 def build_engine(start: Start, progress: ReportProgress) -> Engine:
     """StartError (with its cure) when the model cannot be served as asked."""
     backend = open_backend(start.device, start.threads, start.memory_fraction)
-    drafter = open_drafter(start.speculator, Setting(start.speculate, backend.caps.tree_attention))
+    drafter = open_drafter(start.speculator)
     return assemble(start, backend, load_model(start, backend, progress), drafter, progress)
 
 
@@ -74,7 +73,7 @@ def assemble(start: Start, backend: Backend, model: Model, drafter: Drafter, pro
         vocab=model.vocab,
         device=backend.name,
         dtype=model.dtype,
-        drafter=start.speculator,
+        drafter="none" if start.speculator == "auto" else start.speculator,
         max_tokens=sizes.longest,
         max_step_tokens=sizes.step_tokens,
         memory=sizes.memory,
@@ -85,6 +84,12 @@ def assemble(start: Start, backend: Backend, model: Model, drafter: Drafter, pro
     engine = Engine(ready, backend, model, backend.pool(model.pool, sizes.pages), rows, sampler, speculator)
     engine.ready = msgspec.structs.replace(ready, step_seconds=warm_up(engine, progress))
     return engine
+
+
+def open_drafter(name: str) -> Drafter:
+    if name not in ("none", "auto"):
+        raise StartError(f"speculator {name!r} is not available in this version", "use --speculator none")
+    return Silent()
 
 
 def plan_memory(start: Start, backend: Backend, model: Model, nodes: int) -> Sizes:
