@@ -171,68 +171,77 @@ FR_INLINE float soften(const fr::Attention& a, int head, const View& view, float
     return result;
 }
 
-// out[i][0 … 16·N) += Σ share · value over positions of whole pages, for Q queries.
-template <int Q, int N, class T>
-void value_tile(const float* const* s, const T* const* values, int page0, int page1, int D, int d0, int last, float* const* out) {
+// N vectors of dimensions, all full, or one of `rest` elements.
+template <int N, bool FULL, class T>
+FR_INLINE void load_all(const T* p, int rest, V (&to)[N]) {
+    for (int n = 0; n < N; ++n) to[n] = FULL ? load(p + n * LANES) : load(p, rest);
+}
+
+template <int N, bool FULL>
+FR_INLINE void store_all(float* p, int rest, const V (&from)[N]) {
+    for (int n = 0; n < N; ++n) FULL ? store(p + n * LANES, from[n]) : store(p, from[n], rest);
+}
+
+// out[i][d …] += Σ share · value over all positions of some pages, for Q queries.
+template <int Q, int N, bool FULL, class T>
+void value_tile(const float* const* s, const T* const* values, int page0, int page1, int D, int d, int rest, float* const* out) {
     V acc[Q][N];
-    for (int i = 0; i < Q; ++i)
-        for (int n = 0; n < N; ++n) acc[i][n] = n + 1 < N || last == LANES ? load(out[i] + d0 + n * LANES) : load(out[i] + d0 + n * LANES, last);
+    for (int i = 0; i < Q; ++i) load_all<N, FULL>(out[i] + d, rest, acc[i]);
     for (int page = page0; page < page1; ++page) {
-        const T* v = values[page] + d0;
+        const T* v = values[page] + d;
+        const float* share[Q];
+        for (int i = 0; i < Q; ++i) share[i] = s[i] + page * PAGE;
         for (int at = 0; at < PAGE; ++at, v += D) {
             V x[N];
-            for (int n = 0; n < N; ++n) x[n] = n + 1 < N || last == LANES ? load(v + n * LANES) : load(v + n * LANES, last);
+            load_all<N, FULL>(v, rest, x);
             for (int i = 0; i < Q; ++i) {
-                V share = set(s[i][page * PAGE + at]);
-                for (int n = 0; n < N; ++n) acc[i][n] = fma(share, x[n], acc[i][n]);
+                V w = set(share[i][at]);
+                for (int n = 0; n < N; ++n) acc[i][n] = fma(w, x[n], acc[i][n]);
             }
         }
     }
-    for (int i = 0; i < Q; ++i)
-        for (int n = 0; n < N; ++n) store(out[i] + d0 + n * LANES, acc[i][n], n + 1 < N ? LANES : last);
+    for (int i = 0; i < Q; ++i) store_all<N, FULL>(out[i] + d, rest, acc[i]);
 }
 
-// The same for one query and any range of positions within pages.
-template <int N, class T>
-void value_range(const float* s, const T* const* values, int first, int end, int D, int d0, int last, float* out) {
+// The same for one query and any range of positions.
+template <int N, bool FULL, class T>
+void value_range(const float* s, const T* const* values, int first, int end, int D, int d, int rest, float* out) {
     V acc[N];
-    for (int n = 0; n < N; ++n) acc[n] = n + 1 < N || last == LANES ? load(out + d0 + n * LANES) : load(out + d0 + n * LANES, last);
+    load_all<N, FULL>(out + d, rest, acc);
     for (int p = first; p < end; ++p) {
-        const T* v = values[p / PAGE] + int64_t(p % PAGE) * D + d0;
-        V share = set(s[p]);
-        for (int n = 0; n < N; ++n) acc[n] = fma(share, n + 1 < N || last == LANES ? load(v + n * LANES) : load(v + n * LANES, last), acc[n]);
+        V x[N], w = set(s[p]);
+        load_all<N, FULL>(values[p / PAGE] + int64_t(p % PAGE) * D + d, rest, x);
+        for (int n = 0; n < N; ++n) acc[n] = fma(w, x[n], acc[n]);
     }
-    for (int n = 0; n < N; ++n) store(out + d0 + n * LANES, acc[n], n + 1 < N ? LANES : last);
+    store_all<N, FULL>(out + d, rest, acc);
+}
+
+// Cuts the dimensions into four vectors at a time, then what is left: f(number of vectors, full, first dimension, elements of the rest).
+template <class F>
+FR_INLINE void by_dimensions(int D, F f) {
+    int d = 0;
+    for (; d + 4 * LANES <= D; d += 4 * LANES) f.template operator()<4, true>(d, 0);
+    switch ((D - d) / LANES) {
+        case 3: f.template operator()<3, true>(d, 0); break;
+        case 2: f.template operator()<2, true>(d, 0); break;
+        case 1: f.template operator()<1, true>(d, 0); break;
+    }
+    d = D / LANES * LANES;
+    if (d < D) f.template operator()<1, false>(d, D - d);
 }
 
 template <class T, int Q = VALUE_TILE>
 FR_INLINE void weigh(int count, const float* const* s, const T* const* values, int page0, int page1, int D, float* const* out) {
     if constexpr (Q > 0) {
         if (count != Q) return weigh<T, Q - 1>(count, s, values, page0, page1, D, out);
-        for (int d = 0; d < D; d += 4 * LANES) {
-            const int vectors = (D - d + LANES - 1) / LANES, last = vectors > 4 ? LANES : D - d - (vectors - 1) * LANES;
-            switch (vectors) {
-                case 1: value_tile<Q, 1>(s, values, page0, page1, D, d, last, out); break;
-                case 2: value_tile<Q, 2>(s, values, page0, page1, D, d, last, out); break;
-                case 3: value_tile<Q, 3>(s, values, page0, page1, D, d, last, out); break;
-                default: value_tile<Q, 4>(s, values, page0, page1, D, d, last, out);
-            }
-        }
+        by_dimensions(D, [&]<int N, bool FULL>(int d, int rest) { value_tile<Q, N, FULL>(s, values, page0, page1, D, d, rest, out); });
     }
 }
 
 template <class T>
 FR_INLINE void weigh_range(const float* s, const T* const* values, int first, int end, int D, float* out) {
     if (first >= end) return;
-    for (int d = 0; d < D; d += 4 * LANES) {
-        const int vectors = (D - d + LANES - 1) / LANES, last = vectors > 4 ? LANES : D - d - (vectors - 1) * LANES;
-        switch (vectors) {
-            case 1: value_range<1>(s, values, first, end, D, d, last, out); break;
-            case 2: value_range<2>(s, values, first, end, D, d, last, out); break;
-            case 3: value_range<3>(s, values, first, end, D, d, last, out); break;
-            default: value_range<4>(s, values, first, end, D, d, last, out);
-        }
-    }
+    by_dimensions(D, [&]<int N, bool FULL>(int d, int rest) { value_range<N, FULL>(s, values, first, end, D, d, rest, out); });
 }
 
 template <class T>

@@ -60,7 +60,7 @@ private:
 };
 
 constexpr int64_t WORTH_SHARING = 16384;  // elements of a row-wise op, multiplications / 16 of a product: below, waking a thread costs more
-constexpr int TILES_TOGETHER = 16;        // row tiles that pass over a panel while it is in cache
+constexpr size_t ROWS_TOGETHER = 640 << 10;  // bytes of packed rows that pass over a panel while it is in cache, and stay in a 1 MiB L2
 constexpr int SCORES = 65536;             // floats of one attention task's scores: a quarter of a small L2
 
 struct AttentionTask {
@@ -142,7 +142,8 @@ void Call::product(const float* x, const void* w, const float* bias, float* y, i
     p.w = w, p.x = x, p.bias = bias, p.y = y, p.y_stride = N, p.K = K, p.N = N, p.rows = rows;
     p.format = Format(format);
     p.tiles = (rows + k_.tile_rows - 1) / k_.tile_rows;
-    p.packed = c_.packed.room<char>(rows * k_.packed_bytes(p.format, K));
+    const size_t bytes = rows * k_.packed_bytes(p.format, K);
+    p.packed = c_.packed.room<char>(bytes);
     const int32_t panels = (N + PANEL - 1) / PANEL, threads = c_.pool.threads();
     const bool share = threads > 1 && int64_t(rows) * K * N > 16 * WORTH_SHARING;
     if (share && int64_t(rows) * K > 4 * WORTH_SHARING)
@@ -150,7 +151,7 @@ void Call::product(const float* x, const void* w, const float* bias, float* y, i
     else
         k_.pack_rows(p, 0, p.tiles);
 
-    const int32_t groups = (p.tiles + TILES_TOGETHER - 1) / TILES_TOGETHER;
+    const int32_t groups = std::min<int32_t>(p.tiles, int32_t((bytes + ROWS_TOGETHER - 1) / ROWS_TOGETHER));
     const int32_t parts = share ? std::max(1, 6 * threads / groups) : 1;
     const int32_t chunk = std::max(2, ((panels + parts - 1) / parts + 1) / 2 * 2);
     const int32_t chunks = (panels + chunk - 1) / chunk;
