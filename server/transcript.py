@@ -6,6 +6,7 @@ the token structs. Invariants: the pieces of the tokens that are not special, pu
 
 from __future__ import annotations
 
+import bisect
 import struct
 from collections.abc import Sequence
 from typing import Protocol
@@ -14,7 +15,10 @@ from forerun.messages import SamplingParams
 from forerun.router.request import Run
 from forerun.server.schema import FinishReason, PrefillToken, Speculation, Token
 
-_single = struct.Struct("<f")
+_single = struct.Struct("<f").pack
+_USUAL = [10.0**exponent for exponent in range(-6, 4)]
+_SIX_DIGITS = [10.0 ** (6 - exponent) for exponent in range(-6, 4)]
+"""[i] brings what is below `_USUAL[i]` to six digits before the point"""
 
 
 class Detokenizer(Protocol):
@@ -113,9 +117,25 @@ def prefill(vocabulary: Vocabulary, tokens: Sequence[int], logprobs: Sequence[fl
 
 
 def shortest(value: float) -> float:
-    """The double whose shortest decimal is that of the (normal) 32-bit float `value`: JSON says -0.1, not -0.10000000149011612."""
-    for form in (".7g", ".8g"):
+    """The double whose shortest decimal is that of the 32-bit float `value`: JSON says -0.1, not -0.10000000149011612. Every decimal of six
+    digits survives single precision, so it is never one of five if that of six is not; nine always suffice.
+
+    Log-probabilities as they are usual are rounded by arithmetic, which is exact for them and costs half."""
+    if not _USUAL[0] < -value < _USUAL[-1]:
+        return _shortest(value)
+    single = _single(value)
+    scale = _SIX_DIGITS[bisect.bisect_left(_USUAL, -value)]
+    while True:
+        short = round(value * scale) / scale
+        if _single(short) == single:
+            return short
+        scale *= 10.0
+
+
+def _shortest(value: float) -> float:
+    single = _single(value)
+    for form in (".6g", ".7g", ".8g"):
         short = float(format(value, form))
-        if _single.unpack(_single.pack(short))[0] == value:
+        if _single(short) == single:
             return short
     return float(format(value, ".9g"))

@@ -6,7 +6,7 @@ import math
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forerun.messages import SamplingParams
@@ -73,10 +73,25 @@ def single(value: float) -> float:
     return struct.unpack("<f", struct.pack("<f", value))[0]
 
 
-@given(st.floats(width=32, min_value=-(2.0**100), max_value=2.0**100, allow_subnormal=False))
+SINGLES = st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=False)
+LOGPROBS = st.floats(width=32, min_value=-2048, max_value=0, allow_subnormal=False)
+
+
+@given(SINGLES | LOGPROBS | st.integers(-9999, 0).map(lambda number: single(number / 1000)))
+@example(9252989495672832.0)
+@example(single(-1e-6))
+@example(single(-1e-3))
+@example(-0.0009765625)
 def test_shortest_is_the_shortest_decimal_of_a_single(value: float) -> None:
     digits = next(digits for digits in range(1, 10) if single(float(f"{value:.{digits}g}")) == value)
     assert shortest(value) == float(f"{value:.{digits}g}")
+
+
+def test_edges_of_powers_of_ten_and_two_are_short() -> None:
+    near = [single(-(10.0**power) * (1 + step * 2.0**-24)) for power in range(-8, 5) for step in range(-40, 41)]
+    for value in near + [-(2.0**power) for power in range(-30, 12)]:
+        digits = next(digits for digits in range(1, 10) if single(float(f"{value:.{digits}g}")) == value)
+        assert shortest(value) == float(f"{value:.{digits}g}")
 
 
 def test_numbers_that_are_none() -> None:
