@@ -96,6 +96,16 @@ def test_stop_ids_end_only_rows_whose_prompt_has_one() -> None:
     assert run_alone(Echo(START), prompt, params(prompt, 200, stop_ids=(9,)))[-1].finish == "eos_token"
 
 
+def test_at_the_limit_an_answer_ends_by_length_also_with_a_stop_id() -> None:
+    """TGI's order, and the engine's."""
+    prompt = [1, 9]
+    whole = answer(prompt, params(prompt, 200, stop_ids=(9,)), VOCAB)
+    for new, reason in ((len(whole), "length"), (len(whole) + 1, "eos_token")):
+        emits = run_alone(Echo(START), prompt, params(prompt, new, stop_ids=(9,)))
+        assert tokens_of(emits) == whole and whole[-1] == 9
+        assert emits[-1].finish == reason
+
+
 def test_log_probabilities_and_alternatives() -> None:
     prompt = [5, 6, 7]
     (emit,) = run_alone(Echo(START), prompt, params(prompt, 1, top_n=3, prompt_logprobs=True))
