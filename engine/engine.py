@@ -29,7 +29,8 @@ from forerun.engine.verify import walk
 from forerun.messages import Emit, Finish, Inject, Ready, StepPlan, StepResult
 
 PROMPT_ROWS = 256
-"""Known rows whose logits may be alive at once: a longer chunk of a prompt whose log-probabilities are asked for is computed in parts."""
+"""Prompt rows whose logits may be alive at once, beside one a sequence: longer chunks of prompts whose log-probabilities are asked for are
+computed in parts."""
 
 
 class Engine:
@@ -54,8 +55,7 @@ class Engine:
         shares, emits, gone = self._rows.apply(plan)
         if gone:
             self._speculator.forget(gone)
-        for share in shares:
-            self._long_prompt(share)
+        self._long_prompts(shares)
         self._speculator.draft(shares, self._rows.table, plan.budget, plan.price)
         drafted = time.perf_counter()
         if shares:
@@ -74,16 +74,24 @@ class Engine:
     def _forward(self, shares: Sequence[Share]) -> Output:
         return self._run(build(shares, self._rows.table, self._backend.device))
 
-    def _long_prompt(self, share: Share) -> None:
-        """Compute the first parts of a long chunk whose every position is scored."""
-        while share.known > PROMPT_ROWS and share.scored > PROMPT_ROWS:
-            rest, share.known = share.known - PROMPT_ROWS, PROMPT_ROWS
-            output = self._forward([share])
-            self._score_prompt(share, output.logits)
-            fed = self._fed(share)
-            share.row.computed += PROMPT_ROWS
-            self._tell([share], output, [(fed, None, [])])
-            share.known = rest
+    def _long_prompts(self, shares: Sequence[Share]) -> None:
+        """Compute first parts of chunks whose every position is scored, until what is left of all of them together has few logits."""
+        room = PROMPT_ROWS
+        for share in shares:
+            if share.scored > 1:
+                while share.known > max(room, 1):
+                    self._part(share, min(PROMPT_ROWS, share.known - max(room, 1)))
+                room -= share.known
+
+    def _part(self, share: Share, count: int) -> None:
+        """The first `count` known tokens of a share, alone."""
+        rest, share.known = share.known - count, count
+        output = self._forward([share])
+        self._score_prompt(share, output.logits)
+        fed = self._fed(share)
+        share.row.computed += count
+        self._tell([share], output, [(fed, None, [])])
+        share.known = rest
 
     def _score_prompt(self, share: Share, logits: Tensor) -> None:
         """logits [known, V] of a share that is scored at every known row: what they say of the prompt tokens that follow."""

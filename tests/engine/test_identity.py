@@ -372,13 +372,14 @@ def test_prompt_logprobs_do_not_depend_on_chunks(kind: str, chunk: int, monkeypa
     monkeypatch.setattr("forerun.engine.engine.PROMPT_ROWS", 7)
     answers = [Sequence_(prompt, params, tokens=whole.tokens)]
     front = Front(tiny_engine(Script(answers, spread, lazy=False, layers=(1,))))
-    sequence, other = Sequence_(prompt, params), Sequence_(prompt_of(6, 50), params_for([0] * 50))
-    front.admit(sequence)
-    front.admit(other)
-    while sequence in front.running:
-        front.step({0: chunk, 1: 9})
-    assert sequence.answer == whole.answer and sequence.prompt_logprobs == whole.prompt_logprobs
-    assert all(rows <= 7 + 9 for rows, _ in front.engine._backend.calls[:1])
+    twins, other = [Sequence_(prompt, params) for _ in range(3)], Sequence_(prompt_of(6, 50), params_for([0] * 50))
+    for sequence in (*twins, other):
+        front.admit(sequence)
+    while any(sequence in front.running for sequence in twins):
+        front.step({0: chunk, 1: chunk, 2: chunk, 3: 9})
+    for sequence in twins:
+        assert sequence.answer == whole.answer and sequence.prompt_logprobs == whole.prompt_logprobs
+    assert max(logits for _, logits in front.engine._backend.calls) <= 7 + len(twins) + 1, "logits of one step, all prompts together"
 
 
 def test_prompt_logprobs_are_the_models_own() -> None:
