@@ -154,7 +154,7 @@ def _prompts(options: argparse.Namespace) -> Iterator[str]:
 
 
 HEADER = (
-    "load              ok  err   tok/s  steady   req/s    good   first token ms: p50     p90     p99   gap ms: p50    p99   "
+    "load                       ok  err   tok/s  steady   req/s    good   first token ms: p50     p90     p99   gap ms: p50    p99   "
     "total ms: p50    p99   client"
 )
 
@@ -164,7 +164,7 @@ def row(point: Point) -> str:
     first, gap, total = point.first_token_ms, point.gap_ms, point.total_ms
     errors = sum(point.errors.values())
     line = (
-        f"{point.label:<14}{point.requests - errors:>6}{errors:>5}{point.tokens_per_second:>8.0f}{point.steady_tokens_per_second:>8.0f}"
+        f"{point.label:<23}{point.requests - errors:>6}{errors:>5}{point.tokens_per_second:>8.0f}{point.steady_tokens_per_second:>8.0f}"
         f"{point.requests_per_second:>8.2f}{point.goodput:>8.2f}   {first.p50:>19.1f}{first.p90:>8.1f}{first.p99:>8.1f}"
         f"   {gap.p50:>11.2f}{gap.p99:>7.1f}   {total.p50:>13.0f}{total.p99:>7.0f}{point.client_cpu:>8.0%}"
     )

@@ -164,7 +164,7 @@ class Foundation:
             seconds = await bare.decode(streams, PROMPT_TOKENS, self._settings.tokens)
             found[f"bare_{streams}"] = streams * len(seconds) / sum(seconds)
             measured = await self._decode(server, streams)
-            found[f"http_{streams}"] = steady_rate(measured.records)
+            found[f"http_{streams}"] = steady_rate(measured.records, streams)
             found[f"client_cpu_{streams}"] = measured.client_cpu / measured.seconds
             found[f"front_cpu_{streams}"] = measured.front_cpu / measured.seconds
         bare_firsts, http_firsts = [], []

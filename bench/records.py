@@ -51,7 +51,7 @@ class Goal:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Point:
     """One load and its outcome. `seconds`: from the first request due to the last one ended. `goodput`: requests a second that met
-    the goal. `steady_tokens_per_second`: while every stream was between its first and its last token (0 when there was no such time).
+    the goal. `steady_tokens_per_second`: while all streams of a closed loop were busy (0 when there was no such time).
     `client_cpu`: processor seconds of the load generator a second."""
 
     label: str
@@ -72,16 +72,18 @@ class Point:
     client_cpu: float
 
 
-def steady_rate(records: Sequence[Record]) -> float:
-    """Token events a second in the window in which all records were streaming: from the last first event to the first last one."""
-    streams = [record.arrivals for record in records if len(record.arrivals) > 1]
-    if not streams or len(streams) < len(records):
+def steady_rate(records: Sequence[Record], streams: int) -> float:
+    """Token events a second of a closed loop while all of its streams were busy: from when each had its first token to when the first
+    found no more work. 0 when there was no such time, or a stream began with an error. `records` are in the order they were due."""
+    first = records[:streams]
+    if len(first) < streams or not streams or not all(record.arrivals for record in first):
         return 0.0
-    start = max(times[0] for times in streams)
-    end = min(times[-1] for times in streams)
+    start = max(record.arrivals[0] for record in first)
+    last_due = max(record.due for record in records)
+    end = min(record.ended for record in records if record.ended >= last_due)
     if end <= start:
         return 0.0
-    return sum(sum(start < time <= end for time in times) for times in streams) / (end - start)
+    return sum(sum(start < time <= end for time in record.arrivals) for record in records) / (end - start)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ class Shape:
     @property
     def label(self) -> str:
         if self.streams:
-            return f"{self.streams} streams"
+            return f"{self.streams} stream" + ("s" if self.streams > 1 else "")
         return f"{self.rate:g}/s" + ("" if self.burstiness == 1 else f", burstiness {self.burstiness:g}")
 
 
@@ -121,7 +123,7 @@ def condense(shape: Shape, records: Sequence[Record], goal: Goal, client_cpu_sec
         seconds=seconds,
         tokens=tokens,
         tokens_per_second=tokens / seconds,
-        steady_tokens_per_second=steady_rate(records),
+        steady_tokens_per_second=steady_rate(records, shape.streams),
         requests_per_second=len(good) / seconds,
         goodput=sum(map(goal.met, records)) / seconds,
         first_token_ms=summarize((record.first_token_seconds for record in spoke), 1000),

@@ -52,17 +52,30 @@ def test_steady_rate_does_not_see_how_streams_start(streams: int, count: int, ga
     """Streams with one gap, started at any time close enough to overlap: the rate is streams/gap within what the window's edges cut."""
     records = [record(0, *(offset * gap * 10 + number * gap for number in range(count))) for offset in offsets[:streams]]
     window = (count - 1) * gap - 10 * gap * (max(offsets[:streams]) - min(offsets[:streams]))
-    assert steady_rate(records) == pytest.approx(streams / gap, abs=2 * streams / window)
+    assert steady_rate(records, streams) == pytest.approx(streams / gap, abs=2 * streams / window)
 
 
-def test_streams_that_never_overlap_have_no_steady_rate() -> None:
-    assert steady_rate([record(0, 1, 2), record(0, 3, 4)]) == 0
-    assert steady_rate([record(0, 1, 2), record(0)]) == 0
-    assert steady_rate([]) == 0
+@given(st.integers(2, 5), st.integers(2, 6), st.integers(5, 20))
+def test_steady_rate_leaves_out_the_tail(streams: int, rounds: int, count: int) -> None:
+    """Clients that send one request after another without a pause, and one straggler at the end, alone for a long time."""
+    records = [
+        record(turn * count, *(turn * count + number for number in range(1, count + 1))) for turn in range(rounds) for _ in range(streams)
+    ]
+    straggler = record(rounds * count, *(rounds * count + 100 * number for number in range(1, 50)))
+    assert steady_rate(records, streams) == pytest.approx(streams)
+    assert steady_rate([*records, straggler], streams) == pytest.approx(streams)
+
+
+def test_no_steady_rate() -> None:
+    one, other, silent = record(0, 1, 2), record(0, 3, 4), record(0, error="timeout")
+    assert steady_rate([one, other], 2) == 0, "they never overlap"
+    assert steady_rate([one, silent], 2) == 0, "one never spoke"
+    assert steady_rate([one], 2) == 0, "fewer requests than streams"
+    assert steady_rate([one, other], 0) == 0, "an open loop has no streams"
 
 
 def test_labels_name_the_load() -> None:
-    shapes = [Shape(streams=4), Shape(rate=2.5), Shape(rate=3, burstiness=0.5)]
+    shapes = [Shape(streams=1), Shape(streams=4), Shape(rate=2.5), Shape(rate=3, burstiness=0.5)]
     labels = [shape.label for shape in shapes]
     assert all(a != b for a, b in itertools.combinations(labels, 2))
-    assert labels == ["4 streams", "2.5/s", "3/s, burstiness 0.5"]
+    assert labels == ["1 stream", "4 streams", "2.5/s", "3/s, burstiness 0.5"]
