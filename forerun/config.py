@@ -35,7 +35,11 @@ class Model:
             "awq", "compressed-tensors", "eetq", "exl2", "gptq", "marlin", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4", "fp8"
         ]
         | None
-    ) = idle(None, "quantization of the weights", "weights are loaded in the format the checkpoint has", env=("HF_MODEL_QUANTIZE",))
+    ) = tgi(
+        None,
+        "quantization of the weights. This version has none and refuses to start: give an unquantised checkpoint, or a GGUF file",
+        env=("HF_MODEL_QUANTIZE",),
+    )
     kv_cache_dtype: Literal["fp8_e4m3fn", "fp8_e5m2"] | None = idle(
         None, "type of the KV cache", "the KV cache has the type of the activations"
     )
@@ -311,8 +315,11 @@ def _check(values: Mapping[str, Any], needs_model: bool) -> None:
         raise _refuse(f"`max_input_tokens` must be < `max_batch_total_tokens`. Given: {top} and {pool}")
     if get("cuda_memory_fraction", 1.0) <= 0:
         raise _refuse("`cuda_memory_fraction` must be > 0 and <= 1")
-    if get("dtype") and get("quantize") and not str(get("quantize")).startswith("bitsandbytes"):
-        raise _refuse("Only 1 can be set between `dtype` and `quantize`, as they both decide how goes the final model.")
+    if get("quantize"):
+        raise _refuse(
+            f"`quantize` {get('quantize')} is not in this version, and weights that take more memory than asked for are no answer. "
+            "Leave it out (or unset QUANTIZE) and give an unquantised checkpoint, or a GGUF file"
+        )
     shards = get("num_shard")
     if shards is not None and shards < 1:
         raise _refuse("`num_shard` cannot be < 1")

@@ -82,7 +82,7 @@ def test_names_are_unique() -> None:
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 def test_each_option_is_read_from_flag_variable_and_file(option, tmp_path: Path) -> None:
-    if option.name in ("config", "speculator", "hostname", "model_id", "cuda_memory_fraction", "rope_factor", "speculate"):
+    if option.name in ("config", "speculator", "hostname", "model_id", "cuda_memory_fraction", "rope_factor", "speculate", "quantize"):
         return  # they have tests of their own
     text = example(option.name)
     quoted = text if option.kind is not str else f'"{text}"'
@@ -164,7 +164,8 @@ def test_booleans_in_the_environment(word: str, value: bool) -> None:
         (["--max-input-tokens", "9", "--max-batch-total-tokens", "9"], {}, "`max_input_tokens` must be < `max_batch_total_tokens`"),
         (["--max-input-tokens", "9", "--max-input-length", "9"], {}, "two names of one option: give only '--max-input-tokens'"),
         ([], {"MAX_INPUT_TOKENS": "9", "MAX_INPUT_LENGTH": "8"}, "keep only MAX_INPUT_TOKENS"),
-        (["--dtype", "float16", "--quantize", "awq"], {}, "Only 1 can be set between `dtype` and `quantize`"),
+        (["--quantize", "bitsandbytes-nf4"], {}, "`quantize` bitsandbytes-nf4 is not in this version"),
+        ([], {"HF_MODEL_QUANTIZE": "awq"}, "Leave it out (or unset QUANTIZE) and give an unquantised checkpoint"),
         (["--cuda-memory-fraction", "0"], {}, "`cuda_memory_fraction` must be > 0"),
         (["--speculator", "eagle=DIR"], {}, "Use --speculator none"),
         (["--config", "/nowhere.toml"], {}, "cannot read --config /nowhere.toml"),
@@ -282,6 +283,7 @@ def test_speculation_is_honest() -> None:
 
 
 UNREAD = {
+    "quantize": "refused in config.py itself",
     "hf_home": "decides huggingface_hub_cache, in config.py itself",
     "hf_hub_offline": "handed on by worker_environment",
     "hf_token": "handed on by worker_environment",
