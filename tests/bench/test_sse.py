@@ -18,7 +18,7 @@ def test_any_cutting_gives_the_same_events(places: list[int]) -> None:
     assert [event for piece in cut(STREAM, places) for event in parser.feed(piece)] == EVENTS
 
 
-@given(st.lists(st.text(st.characters(exclude_characters="\r\n"), max_size=20), max_size=10))
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=20), max_size=10))
 def test_what_is_written_is_read(texts: list[str]) -> None:
     stream = "".join(f"data: {text}\n\n" for text in texts).encode()
     assert EventParser().feed(stream) == [text.encode() for text in texts]
