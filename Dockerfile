@@ -36,8 +36,8 @@ RUN apt-get update \
 # ---- the build: a compiler, the packages, the native kernels -------------------------------------------------------------------------
 FROM python AS build
 ARG DEVICE
-# Where PyTorch's CPU packages are: PyPI's own are built for CUDA and several GB larger. Empty: only where pip looks anyway.
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# A further index for pip. PyPI's own torch is built for CUDA and several GB larger; PyTorch's index of CPU packages makes the image small.
+ARG TORCH_INDEX=
 ENV PIP_NO_CACHE_DIR=1 \
     PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN apt-get update \
@@ -52,7 +52,6 @@ COPY pyproject.toml constraints.txt ./
 RUN python -c "import tomllib; \
 project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 print('\n'.join(project['dependencies'] + project['optional-dependencies']['${DEVICE}']))" > requirements.txt \
-    && if [ "$DEVICE" != cpu ]; then sed -i 's/+cpu$//' constraints.txt; fi \
     && if [ "$DEVICE" = cpu ] && [ -n "$TORCH_INDEX" ]; then index="--extra-index-url $TORCH_INDEX"; fi \
     && pip install -c constraints.txt -r requirements.txt ${index:-}
 

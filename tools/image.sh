@@ -4,7 +4,7 @@
 #   tools/image.sh [--device cpu|cuda|ascend] [--tag NAME] [--tool docker|podman|buildah] [-- OPTIONS OF THE BUILD TOOL]
 #
 # Behind a proxy or a package mirror, hand the build what it needs after the two dashes, for instance
-#   tools/image.sh -- --build-arg TORCH_INDEX= -v "$HOME/.config/pip/pip.conf:/etc/pip.conf:ro"
+#   tools/image.sh -- --build-arg TORCH_INDEX=URL -v "$HOME/.config/pip/pip.conf:/etc/pip.conf:ro"
 # In a sandbox without user namespaces or overlay file systems buildah wants BUILDAH_ISOLATION=chroot and STORAGE_DRIVER=vfs.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -2,11 +2,11 @@
 # Makes the base image docker.io/library/debian:bookworm-slim from Debian's packages, for buildah on a machine that reaches a Debian
 # mirror but no image registry. Needs root, buildah and debootstrap. An image of that name that is already there is kept.
 #
-#   tools/image_base.sh [MIRROR]
+#   tools/image_base.sh [MIRROR]        without one: the mirror that this machine's apt uses
 set -euo pipefail
 
 image=docker.io/library/debian:bookworm-slim
-mirror=${1:-http://deb.debian.org/debian}
+mirror=${1:-$(sed -nE 's/^(URIs:|deb) *(\[[^]]*\] *)?(https?:[^ ]+).*/\3/p' /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null | head -1)}
 if buildah inspect --type image "$image" >/dev/null 2>&1; then
     echo "$image is there"
     exit 0
