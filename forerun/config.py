@@ -23,7 +23,7 @@ BUILT_SPECULATORS: tuple[str, ...] = ()
 class Model:
     model_id: str = tgi(
         "",
-        "a local model folder, a folder of the hub cache, or a hub id (TGI's default bigscience/bloom-560m is not taken)",
+        "a model folder, a GGUF file, or a hub id, which is fetched if the hub cache does not hold it (there is no default)",
         env=("HF_MODEL_ID",),
     )
     revision: str | None = tgi(None, "hub revision: a branch, tag or commit", env=("HF_MODEL_REVISION",))
@@ -61,11 +61,11 @@ class Model:
     )
     hf_home: str | None = tgi(None, "folder that holds the hub cache", flag=False)
     hf_hub_offline: bool = tgi(
-        False, "tell the worker's libraries too never to touch the network; the server itself never does", env=("TRANSFORMERS_OFFLINE",)
+        False, "never touch the network: a model that the hub cache does not hold is an error", env=("TRANSFORMERS_OFFLINE",)
     )
     hf_token: str | None = tgi(
         None,
-        "hub token, handed to the worker; models are not downloaded, fetch gated ones first with `hf download`",
+        "hub token, for gated and private models",
         flag=False,
         secret=True,
         env=("HUGGING_FACE_HUB_TOKEN", "HF_API_TOKEN"),

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from forerun import __version__, modelfolder
 from forerun.backends.cpu.memory import Limits
 from forerun.config import Config
-from forerun.hub import ModelNotFound, locate
+from forerun.hub import ModelNotFound, locate, must_fetch
 
 PROBE_SECONDS = 120
 INSTRUCTIONS = (
@@ -127,8 +127,11 @@ def files(config: Config) -> Finding:
 
 
 def model(config: Config, available: int) -> list[Finding]:
+    asked = config.model.model_id, config.model.revision, config.model.huggingface_hub_cache
+    if must_fetch(*asked) and not config.model.hf_hub_offline:
+        return [Finding("warning", "model", f"{asked[0]} is not here: the server will fetch it from the hub when it starts")]
     try:
-        path = locate(config.model.model_id, config.model.revision, config.model.huggingface_hub_cache)
+        path = locate(*asked)
     except ModelNotFound as missing:
         return [Finding("fault", "model", str(missing))]
     folder = modelfolder.inspect(path, config.model.allow_pickle)

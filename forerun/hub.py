@@ -1,8 +1,12 @@
-"""Where a model's files are: in a folder, a GGUF file, a folder of the hub cache, or the cache under a hub id. Never uses the network."""
+"""Where a model's files are: in a folder, a GGUF file, a folder of the hub cache, or the cache under a hub id. Never uses the network
+(`download.py` does)."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+
+from forerun import modelfolder
 
 
 class ModelNotFound(Exception):
@@ -27,6 +31,17 @@ def locate(model_id: str, revision: str | None = None, hub_cache: str | None = N
         f"no model {model_id}: it is not a folder, and the hub cache {hub_cache or '(none)'} does not hold it. "
         f"Give a model folder, or fetch it first with `hf download {model_id}`"
     )
+
+
+def must_fetch(model_id: str, revision: str | None, hub_cache: str, weights: bool = True) -> bool:
+    """Is a hub id meant that the cache does not hold, or (`weights`) not whole?"""
+    if Path(model_id).expanduser().exists() or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", model_id):
+        return False
+    try:
+        folder = locate(model_id, revision, hub_cache)
+    except ModelNotFound:
+        return True
+    return weights and bool(modelfolder.inspect(folder, allow_pickle=True).faults)
 
 
 def _snapshot(folder: Path, revision: str | None) -> Path:

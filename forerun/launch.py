@@ -2,8 +2,8 @@
 
 Owns the process: the event loop, the port, the signals, and the exit code. Knows nothing of requests (server) and steps (router).
 
-    port open ──▶ tokenizer and worker load, side by side ──▶ ready ──signal──▶ drain ──▶ the rest ends with an error ──▶ exit 0
-                     └── cannot be loaded: reason and cure on standard error, exit 1        └── second signal: now
+    port open ──▶ fetch what is not here ──▶ tokenizer and worker load, side by side ──▶ ready ──signal──▶ drain ──▶ exit 0
+                     └── cannot be fetched or loaded: reason and cure on standard error, exit 1        second signal: now
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ import uvloop
 from aiohttp import web
 
 from forerun.config import Config
-from forerun.hub import ModelNotFound, locate
-from forerun.messages import Ready, Start
+from forerun.download import DownloadError, download
+from forerun.hub import ModelNotFound, locate, must_fetch
+from forerun.messages import Progress, Ready, Start
 from forerun.router.service import Router
 from forerun.server.app import Services, build_app, make_runner
 from forerun.server.text import Tokenizer, TokenizerError
@@ -36,6 +37,7 @@ MOST_ROWS = 256
 """sequences running at once when --max-batch-size does not say"""
 FAILED_SECONDS = 5.0
 """How long a server that cannot generate any more stays to say so (health, error events) before it exits for a supervisor to restart it."""
+DOWNLOAD_LOG_SECONDS = 5.0
 OPEN_FILES = 65536
 
 _log = structlog.get_logger("forerun.launch")
@@ -109,7 +111,6 @@ class Server:
         await runner.setup()
         try:
             await self._listen(runner)
-            router.open()
             await self._live(router, services)
         finally:
             await router.drain(0)
@@ -162,15 +163,42 @@ class Server:
 
     async def _load(self, router: Router, services: Services) -> None:
         """Returns when the first request can be answered. Raises Failed."""
+        if not self._config.model.hf_hub_offline:
+            await self._fetch(router)
+        router.open()
         try:
             services.tokenizer = await _in_a_thread(lambda: _tokenizer(self._config))
         except (ModelNotFound, TokenizerError) as error:
-            raise Failed(str(error)) from error
+            offline = "HF_HUB_OFFLINE is set, so nothing was downloaded" if self._config.model.hf_hub_offline else ""
+            raise Failed(str(error), offline) from error
         await router.became_ready.wait()
         # What starting left behind lives as long as the process: the collector need not walk it while tokens are waiting.
         gc.collect()
         gc.freeze()
         self._announce(router)
+
+    async def _fetch(self, router: Router) -> None:
+        """Into the hub cache, what a hub id names and the cache does not hold."""
+        model = self._config.model
+        parts = ["weights", *["pickles"] * model.allow_pickle, *["code"] * model.trust_remote_code]
+        wanted = [(model.model_id, model.revision, parts if not self._config.testing.echo else [])]
+        wanted += [(model.tokenizer_name, None, parts[1:])] if model.tokenizer_name else []
+        logged = 0.0
+
+        def report(done: int, total: int) -> None:
+            nonlocal logged
+            router.prelude = Progress("downloading", done, total)
+            if done == total or time.monotonic() - logged >= DOWNLOAD_LOG_SECONDS:
+                logged = time.monotonic()
+                _log.info("Downloading", model_id=name, done=_mib(done), total=_mib(total))
+
+        for name, revision, what in wanted:
+            if name and must_fetch(name, revision, model.huggingface_hub_cache, "weights" in what):
+                try:
+                    await download(name, revision, model.huggingface_hub_cache, what, self._config.worker_environment(), report)
+                except DownloadError as error:
+                    raise Failed(str(error), error.cure) from error
+        router.prelude = None
 
     def _announce(self, router: Router) -> None:
         ready, limits = router.ready, router.limits
@@ -248,7 +276,11 @@ async def _in_a_thread(work: Callable[[], T]) -> T:
 
 
 def _memory(ready: Ready) -> dict[str, str]:
-    return {name: f"{size / 2**20:.0f} MiB" for name, size in ready.memory.items()}
+    return {name: _mib(size) for name, size in ready.memory.items()}
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.0f} MiB"
 
 
 def _url(address: tuple[str, int]) -> str:

@@ -58,6 +58,8 @@ class Router:
         """None until a worker was ready"""
         self.failed = asyncio.Event()
         """set when the router gave up; `death` says why"""
+        self.prelude: Progress | None = None
+        """what goes on before there is a worker: a download"""
         self.became_ready = asyncio.Event()
         self._config = config
         self._start = start
@@ -87,7 +89,7 @@ class Router:
     @property
     def progress(self) -> Progress | None:
         """How far loading is, while something loads."""
-        return next((replica.progressed for replica in self._replicas if replica.progressed), None)
+        return next((replica.progressed for replica in self._replicas if replica.progressed), self.prelude)
 
     @property
     def ready(self) -> Ready | None:

@@ -35,10 +35,11 @@ def write_folder(folder: Path, positions: int = 16384) -> Path:
 class Served:
     """A server process. Its log is in `log()`."""
 
-    def __init__(self, folder: Path, *flags: str, echo: bool = True, port: int = 0) -> None:
+    def __init__(self, folder: Path, *flags: str, echo: bool = True, port: int = 0, model: str = "") -> None:
         self.log_file = folder / f"log-{time.monotonic_ns()}"
         mode = ["--echo", "--test-faults"] if echo else []
-        command = [sys.executable, "-m", "forerun.cli", "serve", "--model-id", str(folder), "--hostname", "127.0.0.1", "--port", str(port)]
+        command = [sys.executable, "-m", "forerun.cli", "serve", "--model-id", model or str(folder)]
+        command += ["--hostname", "127.0.0.1", "--port", str(port)]
         with self.log_file.open("wb") as log:
             self.process = subprocess.Popen([*command, *mode, *flags], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
@@ -84,8 +85,9 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(folder: Path, *flags: str, echo: bool = True, port: int = 0) -> Iterator[Served]:
-    server = Served(folder, *flags, echo=echo, port=port)
+def served(folder: Path, *flags: str, echo: bool = True, port: int = 0, model: str = "") -> Iterator[Served]:
+    """`model`: another than the folder; it stays the place of the log."""
+    server = Served(folder, *flags, echo=echo, port=port, model=model)
     try:
         yield server
     finally:

@@ -285,7 +285,6 @@ def test_speculation_is_honest() -> None:
 UNREAD = {
     "quantize": "refused in config.py itself",
     "hf_home": "decides huggingface_hub_cache, in config.py itself",
-    "hf_hub_offline": "handed on by worker_environment",
     "hf_token": "handed on by worker_environment",
     "disable_grammar_support": "grammars are always refused in this version",
     "speculation_max_batch_size": "noted, there is no drafter in this version",

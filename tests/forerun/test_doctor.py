@@ -75,6 +75,14 @@ def test_a_missing_model_is_a_fault() -> None:
     assert (found.state, found.topic) == ("fault", "model")
 
 
+def test_a_model_that_will_be_fetched_is_a_warning_unless_that_is_forbidden(tmp_path: Path) -> None:
+    flags = ["--model-id", "org/name", "--huggingface-hub-cache", str(tmp_path)]
+    (found,) = doctor.model(Config.parse(flags, {}), GIB)
+    assert (found.state, "fetch" in found.text) == ("warning", True)
+    (found,) = doctor.model(Config.parse([*flags, "--hf-hub-offline"], {}), GIB)
+    assert (found.state, "hf download org/name" in found.text) == ("fault", True)
+
+
 def test_a_model_too_large_or_too_short_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
     (tmp_path / "m.gguf").write_bytes(bytes(100))
