@@ -20,6 +20,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+SOURCES = ("isa.cpp", "run.cpp", "pool.cpp")
 COMPILERS = ("c++", "g++", "clang++")
 COMMON = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra")
 SANITIZE = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
@@ -46,14 +47,17 @@ def compiler() -> str:
 def fingerprint() -> str:
     """Of sources, flags and machine; not of the compiler, so that a library built elsewhere serves where there is none."""
     digest = hashlib.sha256(repr((COMMON, instruction_sets(), platform.machine())).encode())
-    for path in sorted([*HERE.glob("*.h"), *HERE.glob("*.cpp")]):
+    for path in sorted([*HERE.glob("*.h"), *(HERE / name for name in SOURCES)]):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
 def places() -> list[Path]:
     """Where a library may lie: beside the sources, else in the user's cache (an installed package may not be writable)."""
-    return [HERE / "_build", Path.home() / ".cache" / "forerun"]
+    try:
+        return [HERE / "_build", Path.home() / ".cache" / "forerun"]
+    except RuntimeError:  # a user without a home, as in a container that runs under any id
+        return [HERE / "_build"]
 
 
 def built() -> Path | None:
@@ -93,7 +97,7 @@ def check() -> int:
 
 def _objects(cxx: str, flags: tuple[str, ...], folder: Path, more: tuple[str, ...] = ()) -> list[Path]:
     jobs = [((*flags, *extra, f"-DFR_ISA={isa}"), HERE / "isa.cpp", folder / f"{isa}.o") for isa, extra in instruction_sets().items()]
-    jobs += [(flags, HERE / name, folder / f"{name}.o") for name in ("run.cpp", "pool.cpp", *more)]
+    jobs += [(flags, HERE / name, folder / f"{name}.o") for name in (*SOURCES[1:], *more)]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda job: _run([cxx, *job[0], "-c", str(job[1]), "-o", str(job[2])]), jobs))
     return [job[2] for job in jobs]

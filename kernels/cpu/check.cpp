@@ -1,0 +1,299 @@
+// Runs every op on every instruction set of this machine, in buffers of exactly the size they must have, for sanitizers to watch. Shapes are
+// drawn at random; each result must be the same bits with one thread and with three, and close to that of the scalar form.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "forerun_cpu.h"
+
+namespace {
+
+std::mt19937 dice(1);
+
+int draw(int low, int high) { return std::uniform_int_distribution<int>(low, high)(dice); }
+
+std::vector<float> floats(size_t count, float scale = 1.0f) {
+    std::normal_distribution<float> normal(0.0f, scale);
+    std::vector<float> out(count);
+    for (float& x : out) x = normal(dice);
+    return out;
+}
+
+uint16_t bf16(float x) {
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    return uint16_t((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+std::vector<uint16_t> halves(const std::vector<float>& from) {
+    std::vector<uint16_t> out;
+    for (float x : from) out.push_back(bf16(x));
+    return out;
+}
+
+// One program of one op, with its operands. `results` are compared.
+struct Job {
+    std::string name;
+    fr_op op{};
+    std::vector<void*> table;
+    int32_t sizes[FR_SIZES] = {};
+    std::vector<std::shared_ptr<void>> owned;
+    std::vector<std::pair<float*, size_t>> results;
+    double tolerance = 1e-4;
+
+    template <class T>
+    T* own(std::vector<T> data) {
+        auto held = std::make_shared<std::vector<T>>(std::move(data));
+        owned.push_back(held);
+        return held->data();
+    }
+    // Aligned to a cache line and not a byte longer than asked for, as packed weights are.
+    template <class T>
+    T* aligned(const std::vector<T>& data) {
+        const size_t bytes = data.size() * sizeof(T);
+        void* at = nullptr;
+        if (posix_memalign(&at, 64, bytes)) abort();
+        memcpy(at, data.data(), bytes);
+        owned.emplace_back(at, free);
+        return static_cast<T*>(at);
+    }
+    float* result(size_t count) {
+        float* at = own(std::vector<float>(count, NAN));
+        results.emplace_back(at, count);
+        return at;
+    }
+    void operands(std::initializer_list<void*> list) {
+        int place = 0;
+        for (int32_t& t : op.t) t = -1;
+        for (void* at : list) {
+            if (at) op.t[place] = int32_t(table.size());
+            table.push_back(at);
+            ++place;
+        }
+    }
+    void integers(std::initializer_list<int32_t> list) { std::copy(list.begin(), list.end(), op.i); }
+    void constants(std::initializer_list<float> list) { std::copy(list.begin(), list.end(), op.f); }
+};
+
+Job product() {
+    Job job;
+    const bool half = draw(0, 1), bias = draw(0, 1);
+    const int n = draw(1, 60), K = draw(1, 300), N = draw(1, 150), panels = (N + 31) / 32, run = half ? 2 : 1, steps = (K + run - 1) / run;
+    job.name = "matmul";
+    job.op.code = FR_MATMUL;
+    job.sizes[FR_N] = n;
+    std::vector<float> packed = floats(size_t(panels) * steps * run * 32, 1.0f / std::sqrt(float(K)));
+    if (half && K % 2)
+        for (size_t at = 0; at < packed.size(); ++at)
+            if (at / 64 % steps == size_t(steps - 1) && at % 2) packed[at] = 0;
+    void* w = half ? static_cast<void*>(job.aligned(halves(packed))) : job.aligned(packed);
+    job.operands({job.own(floats(size_t(n) * K)), w, bias ? job.own(floats(N)) : nullptr, job.result(size_t(n) * N)});
+    job.integers({K, N, half});
+    job.tolerance = half ? 2e-3 : 1e-4;
+    return job;
+}
+
+Job attention() {
+    Job job;
+    const bool half = draw(0, 1);
+    const int sizes[] = {8, 16, 20, 32, 64, 80, 96, 128, 256};
+    const int D = sizes[draw(0, 8)], kv_heads = draw(1, 2), heads = kv_heads * draw(1, 4), segments = draw(1, 3), spare = 2;
+    std::vector<int32_t> positions, slots, parents, starts{0}, known, context, pages;
+    std::vector<std::vector<int32_t>> own;
+    int total = 0, columns = 0;
+    for (int s = 0; s < segments; ++s) {
+        const int past = draw(0, 70), fed = draw(1, 40), nodes = draw(0, 9), count = (past + fed + nodes + 15) / 16;
+        own.emplace_back();
+        for (int p = 0; p < count; ++p) own.back().push_back(total++);
+        columns = std::max(columns, count);
+        std::vector<int> depth;
+        for (int r = 0; r < fed + nodes; ++r) {
+            const int place = past + r;
+            slots.push_back(own.back()[size_t(place) / 16] * 16 + place % 16);
+            if (r < fed) {
+                positions.push_back(place);
+                parents.push_back(-1);
+            } else {
+                const int parent = draw(-1, r - fed - 1);
+                depth.push_back(parent < 0 ? 1 : depth[size_t(parent)] + 1);
+                positions.push_back(past + fed - 1 + depth.back());
+                parents.push_back(parent < 0 ? -1 : starts.back() + fed + parent);
+            }
+        }
+        starts.push_back(starts.back() + fed + nodes);
+        known.push_back(fed);
+        context.push_back(past);
+    }
+    for (const auto& list : own)
+        for (int p = 0; p < columns; ++p) pages.push_back(size_t(p) < list.size() ? list[size_t(p)] : 0);
+    total += spare;
+    const int n = starts.back();
+    const size_t cache = size_t(total) * kv_heads * 16 * D;
+    const std::vector<float> k = floats(cache), v = floats(cache);
+    job.name = "attention";
+    job.op.code = FR_ATTENTION;
+    job.sizes[FR_N] = n, job.sizes[FR_SEGMENTS] = segments, job.sizes[FR_PAGE_COLUMNS] = columns;
+    job.operands({job.own(floats(size_t(n) * (heads + 2 * kv_heads) * D)), half ? static_cast<void*>(job.own(halves(k))) : job.own(k),
+                  half ? static_cast<void*>(job.own(halves(v))) : job.own(v), job.result(size_t(n) * heads * D), job.own(positions),
+                  job.own(slots), job.own(parents), job.own(starts), job.own(known), job.own(context), job.own(pages),
+                  draw(0, 1) ? job.own(floats(heads)) : nullptr});
+    job.integers({heads, kv_heads, D, draw(0, 1) ? draw(1, 40) : 0, half, total});
+    job.constants({1.0f / std::sqrt(float(D)), draw(0, 1) ? 20.0f : 0.0f});
+    return job;
+}
+
+Job rows() {
+    Job job;
+    const int n = draw(0, 40), H = draw(1, 100);
+    job.sizes[FR_N] = n;
+    const int kind = draw(0, 4);
+    const size_t size = size_t(n) * H;
+    switch (kind) {
+        case 0:
+            job.name = "add_norm";
+            job.op.code = FR_ADD_NORM;
+            job.operands({job.own(floats(size)), job.own(floats(size)), job.own(floats(H)), job.result(size), job.result(size)});
+            job.integers({H});
+            job.constants({1e-5f, 0.5f});
+            break;
+        case 1:
+            job.name = "gate";
+            job.op.code = FR_GATE;
+            job.operands({job.own(floats(2 * size)), job.result(size)});
+            job.integers({H, draw(0, 4)});
+            break;
+        case 2: {
+            job.name = "embed";
+            job.op.code = FR_EMBED;
+            std::vector<int32_t> tokens;
+            for (int r = 0; r < n; ++r) tokens.push_back(draw(0, 8));
+            job.operands({job.own(halves(floats(size_t(9) * H))), job.own(tokens), job.result(size)});
+            job.integers({H, 1, 9});
+            job.constants({2.0f});
+            break;
+        }
+        case 3: {
+            job.name = "pick";
+            job.op.code = FR_PICK;
+            job.operands({job.own(floats(size)), draw(0, 1) ? job.own(floats(size)) : nullptr, job.own(std::vector<int64_t>(n)), job.result(n)});
+            job.integers({H});
+            break;
+        }
+        default: {
+            job.name = "noise";
+            job.op.code = FR_NOISE;
+            const int vocab = draw(1, 300);
+            job.operands({job.result(vocab)});
+            job.integers({draw(0, 1 << 30), draw(0, 1 << 30), draw(0, 1 << 30), 0, vocab});
+            job.tolerance = 0;
+        }
+    }
+    return job;
+}
+
+Job rotation() {
+    Job job;
+    const int D = 2 * draw(4, 40), half = draw(0, D / 2), kv_heads = draw(1, 3), heads = kv_heads * draw(1, 3), n = draw(1, 20);
+    std::vector<int32_t> positions;
+    for (int r = 0; r < n; ++r) positions.push_back(draw(0, 29));
+    const size_t width = size_t(heads + 2 * kv_heads) * D;
+    job.name = "rope";
+    job.op.code = FR_ROPE;
+    job.sizes[FR_N] = n;
+    float* qkv = job.own(floats(n * width));
+    job.operands({qkv, job.own(positions), job.own(floats(size_t(30) * half)), job.own(floats(size_t(30) * half)), job.own(floats(D)),
+                  job.own(floats(size_t(kv_heads) * D))});
+    job.integers({heads, kv_heads, D, half, D, kv_heads * D, 30});
+    job.constants({1e-5f});
+    job.results.emplace_back(qkv, n * width);
+    return job;
+}
+
+Job mixture() {
+    Job job;
+    const int n = draw(1, 12), H = draw(1, 40), F = draw(1, 30), E = draw(1, 5), top_k = draw(1, E);
+    job.name = "moe";
+    job.op.code = FR_MOE;
+    job.sizes[FR_N] = n;
+    const auto packed = [&](int N, int K) { return static_cast<void*>(job.aligned(floats(size_t((N + 31) / 32) * 32 * K, 0.2f))); };
+    std::vector<void*> experts;
+    for (int e = 0; e < E; ++e) experts.push_back(packed(2 * F, H));
+    for (int e = 0; e < E; ++e) experts.push_back(packed(H, F));
+    job.operands({job.own(floats(size_t(n) * H)), packed(E, H), job.own(experts), job.result(size_t(n) * H)});
+    job.integers({H, E, top_k, F, 0, 1, 0, 0});
+    return job;
+}
+
+Job keep() {
+    Job job;
+    const int layers = 2, pages = 3, heads = draw(1, 3), D = draw(1, 40), count = draw(0, 20);
+    std::vector<int32_t> source, target;
+    for (int c = 0; c < count; ++c) source.push_back(draw(0, 47)), target.push_back(c * 2);
+    const size_t size = size_t(layers) * pages * heads * 16 * D;
+    float *keys = job.own(floats(size)), *values = job.own(floats(size));
+    job.name = "keep_kv";
+    job.op.code = FR_KEEP_KV;
+    job.operands({keys, values, job.own(source), job.own(target)});
+    job.integers({layers, pages, heads, D, 0, count});
+    job.results = {{keys, size}, {values, size}};
+    return job;
+}
+
+bool run(const Job& job, fr_context* context, std::vector<float>& out) {
+    if (const int status = fr_run(context, &job.op, 1, job.table.data(), job.sizes)) {
+        printf("%s: status %d\n", job.name.c_str(), status);
+        return false;
+    }
+    out.clear();
+    for (const auto& [at, count] : job.results) out.insert(out.end(), at, at + count);
+    return true;
+}
+
+bool agree(const Job& job, const std::vector<float>& a, const std::vector<float>& b, double tolerance, const char* what) {
+    for (size_t i = 0; i < a.size(); ++i) {
+        const double gap = std::abs(double(a[i]) - double(b[i]));
+        const bool equal = memcmp(&a[i], &b[i], 4) == 0;
+        if (!equal && !(gap <= tolerance * (1.0 + std::abs(double(a[i]))))) {
+            printf("%s: %s differ at %zu: %g and %g\n", job.name.c_str(), what, i, a[i], b[i]);
+            return false;
+        }
+    }
+    return true;
+}
+
+}  // namespace
+
+int main() {
+    std::vector<fr_context*> one, three;
+    for (int i = 0; const char* name = fr_isas(i); ++i) {
+        one.push_back(fr_open(1, name));
+        three.push_back(fr_open(3, name));
+    }
+    Job (*const kinds[])() = {product, attention, rows, rotation, mixture, keep};
+    int failures = 0, count = 0;
+    for (int round = 0; round < 150; ++round)
+        for (auto kind : kinds) {
+            const auto seed = dice;
+            std::vector<float> first, again, scalar;
+            for (size_t i = one.size(); i-- > 0;) {  // ops that work in place get their operands anew
+                dice = seed;
+                Job job = kind();
+                failures += !run(job, one[i], first);
+                dice = seed;
+                job = kind();
+                failures += !run(job, three[i], again) || !agree(job, first, again, 0, "one and three threads");
+                if (i + 1 == one.size()) scalar = first;
+                failures += !agree(job, scalar, first, job.tolerance, "instruction sets");
+                ++count;
+            }
+        }
+    for (fr_context* context : one) fr_close(context);
+    for (fr_context* context : three) fr_close(context);
+    printf("%d cases on %zu instruction sets, %d failures\n", count, one.size(), failures);
+    return failures != 0;
+}

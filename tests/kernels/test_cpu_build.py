@@ -1,0 +1,69 @@
+"""The library is built once for these sources, and the failure to build one says what to do."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forerun.kernels.cpu import build as module
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the sources with nothing built."""
+    for path in module.HERE.iterdir():
+        if path.suffix in (".h", ".cpp"):
+            shutil.copy(path, tmp_path)
+    monkeypatch.setattr(module, "HERE", tmp_path)
+    monkeypatch.setattr(module, "places", lambda: [tmp_path / "one", tmp_path / "two"])
+    return tmp_path
+
+
+def test_a_change_of_the_sources_is_a_new_library(sources: Path) -> None:
+    before = module.fingerprint()
+    assert module.fingerprint() == before
+    (sources / "vec.h").write_text((sources / "vec.h").read_text() + "\n")
+    assert module.fingerprint() != before
+
+
+def test_what_is_built_is_found(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In any of the places; then no compiler is needed."""
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert module.built() is None
+    with pytest.raises(module.BuildError, match=r"install g\+\+"):
+        module.build()
+    (sources / "two").mkdir()
+    library = sources / "two" / f"libforerun_cpu-{module.fingerprint()}.so"
+    library.touch()
+    assert module.build() == library
+
+
+def test_the_compilers_words_are_in_the_error(sources: Path) -> None:
+    if shutil.which("c++") is None:
+        pytest.skip("no compiler here")
+    (sources / "pool.cpp").write_text("this is not C++")
+    (sources / "isa.cpp").write_text("")
+    with pytest.raises(module.BuildError, match="this is not C"):
+        module.build()
+    assert module.built() is None
+
+
+def test_a_place_that_cannot_be_written_is_passed_over(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (sources / "one").write_text("a file where a folder should be")
+    monkeypatch.setattr(module, "_objects", lambda *args: [])
+    monkeypatch.setattr(module, "_link", lambda cxx, objects, flags, target: target.write_text("") or target)
+    if shutil.which("c++") is None:
+        pytest.skip("no compiler here")
+    assert module.build().parent == sources / "two"
+
+
+@pytest.mark.slow
+def test_the_kernels_are_clean_under_sanitizers() -> None:
+    if shutil.which("c++") is None:
+        pytest.skip("no compiler here")
+    done = subprocess.run([sys.executable, "-m", "forerun.kernels.cpu.build", "--check"], capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
