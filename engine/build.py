@@ -16,7 +16,8 @@ import msgspec
 
 from forerun.backends.base import Backend
 from forerun.backends.registry import open_backend
-from forerun.engine.drafters.draft import Drafter, Silent
+from forerun.engine.drafters.draft import Drafter
+from forerun.engine.drafters.registry import AUTO, Setting, open_drafter
 from forerun.engine.drafters.speculator import Speculator
 from forerun.engine.engine import PROMPT_ROWS, Engine
 from forerun.engine.errors import StartError
@@ -56,8 +57,11 @@ class Sizes:
 
 def build_engine(start: Start, progress: ReportProgress) -> Engine:
     """StartError (with its cure) when the model cannot be served as asked."""
-    backend = open_backend(start.device, start.threads, start.memory_fraction)
-    drafter = open_drafter(start.speculator)
+    try:
+        backend = open_backend(start.device, start.threads, start.memory_fraction)
+    except ValueError as wrong:
+        raise StartError(str(wrong), "see `forerun doctor` for what this machine offers") from wrong
+    drafter = open_drafter(start.speculator, Setting(start.speculate, backend.caps.tree_attention))
     return assemble(start, backend, load_model(start, backend, progress), drafter, progress)
 
 
@@ -73,7 +77,7 @@ def assemble(start: Start, backend: Backend, model: Model, drafter: Drafter, pro
         vocab=model.vocab,
         device=backend.name,
         dtype=model.dtype,
-        drafter="none" if start.speculator == "auto" else start.speculator,
+        drafter=AUTO if start.speculator == "auto" else start.speculator,
         max_tokens=sizes.longest,
         max_step_tokens=sizes.step_tokens,
         memory=sizes.memory,
@@ -84,12 +88,6 @@ def assemble(start: Start, backend: Backend, model: Model, drafter: Drafter, pro
     engine = Engine(ready, backend, model, backend.pool(model.pool, sizes.pages), rows, sampler, speculator)
     engine.ready = msgspec.structs.replace(ready, step_seconds=warm_up(engine, progress))
     return engine
-
-
-def open_drafter(name: str) -> Drafter:
-    if name not in ("none", "auto"):
-        raise StartError(f"speculator {name!r} is not available in this version", "use --speculator none")
-    return Silent()
 
 
 def plan_memory(start: Start, backend: Backend, model: Model, nodes: int) -> Sizes:
@@ -136,6 +134,7 @@ def warm_up(engine: Engine, progress: ReportProgress) -> tuple[float, float]:
     largest = ready.max_step_tokens
     tokens = min(128, largest)
     progress("warming", 0, largest)
+    _prompt_step(engine, tokens)  # the first step of a process pays for what is made once (a second and more): it measures nothing
     prompt_seconds = _prompt_step(engine, tokens)
     while tokens < largest:
         previous, tokens = tokens, min(4 * tokens, largest)

@@ -209,7 +209,9 @@ class Engine:
             ]
         rows: list[Row] = [share.row for share in shares]
         begin = [row.computed - len(tokens) for row, (tokens, _, _) in zip(rows, told)]
-        commit = Commit([row.number for row in rows], begin, [tokens for tokens, _, _ in told], [last for _, last, _ in told], features)
+        tokens, last = [tokens for tokens, _, _ in told], [last for _, last, _ in told]
+        prompt, scope = [row.params.prompt_tokens for row in rows], [row.scope for row in rows]
+        commit = Commit([row.number for row in rows], begin, tokens, last, features, prompt, scope)
         self._speculator.absorb(commit, rows)
 
     def _leave(self, shares: Sequence[Share], emits: Sequence[Emit]) -> None:

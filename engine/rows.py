@@ -77,6 +77,8 @@ class Row:
     """tokens that the drafter has absorbed"""
     cold: bool = False
     """the drafter failed on this row: no more guesses for it"""
+    scope: str = ""
+    """rows of equal scope may profit from each other's answers when they guess"""
 
     @property
     def generated(self) -> int:
@@ -177,7 +179,7 @@ class RowTable:
         penalised = params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0
         plain = not (params.sample or penalised or params.watermark or params.top_n)
         counts = Counts(admit.tokens) if penalised else None
-        self._rows[admit.row] = Row(admit.row, params, list(admit.tokens), admit.computed, counts, plain)
+        self._rows[admit.row] = Row(admit.row, params, list(admit.tokens), admit.computed, counts, plain, scope=admit.adapter or "")
 
     def _feed(self, row: Row, feed: Feed) -> Share:
         if feed.pages:

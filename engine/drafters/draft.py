@@ -94,13 +94,16 @@ def prune(draft: Draft, room: Room) -> Draft:
 class Commit:
     """What became true in a step, for several rows at once. For row r: `tokens[r]` are the ids at positions start[r] …, the
     fed ones (prompt chunk or root, then accepted guesses); `next[r]` is the newest id (the pick), or None inside a prefill chunk.
-    `features[r]`: hidden states the drafter declared, [len(tokens[r]), taps · hidden], or None."""
+    `features[r]`: hidden states the drafter declared, [len(tokens[r]), taps · hidden], or None. `prompt[r]`: how many of the row's tokens
+    are the client's, for drafters that tell answers from prompts. `scope[r]`: rows of equal scope may profit from each other's answers."""
 
     rows: list[int]
     start: list[int]
     tokens: list[list[int]]
     next: list[int | None]
     features: list[Tensor] | None = None
+    prompt: list[int] | None = None
+    scope: list[str] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

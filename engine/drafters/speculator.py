@@ -39,14 +39,15 @@ class Speculator:
         return not self._drafter.needs.lazy and self.failures < MOST_FAILURES
 
     def draft(self, shares: Sequence[Share], table: Table, budget: int, price: float) -> None:
-        """Set the draft of every share that may guess. `budget`: nodes in all; `price`: least survival of a node."""
+        """Set the draft of every share that may guess. `budget`: nodes in all; `price`: least survival of a node. A drafter hears of a row
+        before it is asked about it, so there must be a token before the root."""
         asked: list[Share] = []
         rooms: list[Room] = []
         for share in shares:
             if not share.guess:
                 continue
             room = self._room(share, min(share.guess, budget), table.reach(share.row.number), price)
-            if room.nodes > 0 and room.depth > 0 and share.ends and not share.row.cold:
+            if room.nodes > 0 and room.depth > 0 and share.ends and not share.row.cold and len(share.row.tokens) > 1:
                 asked.append(share)
                 rooms.append(room)
                 budget -= room.nodes
@@ -97,7 +98,10 @@ class Speculator:
         if behind:
             start = [row.heard for row in behind]
             tokens = [row.tokens[row.heard : -1] for row in behind]
-            self._drafter.absorb(Commit([row.number for row in behind], start, tokens, [row.tokens[-1] for row in behind]))
+            prompt = [row.params.prompt_tokens for row in behind]
+            scope = [row.scope for row in behind]
+            newest: list[int | None] = [row.tokens[-1] for row in behind]
+            self._drafter.absorb(Commit([row.number for row in behind], start, tokens, newest, None, prompt, scope))
             for row in behind:
                 row.heard = len(row.tokens) - 1
 

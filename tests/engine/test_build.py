@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import pytest
 import torch
 
-from forerun.backends.base import Backend, PoolSpec
+from forerun.backends.base import Backend, Pool, PoolSpec
 from forerun.backends.registry import open_backend
-from forerun.engine.build import HEAD_ROOM, assemble, open_drafter, plan_memory
+from forerun.engine.batch import Batch
+from forerun.engine.build import HEAD_ROOM, assemble, build_engine, plan_memory
 from forerun.engine.drafters.draft import Silent
+from forerun.engine.drafters.registry import Setting, open_drafter
 from forerun.engine.errors import StartError
+from forerun.engine.models.model import Output
 from forerun.messages import Start
 from tests.engine.tiny import Front, Sequence_, TinyModel, params_for
 
@@ -112,8 +116,38 @@ def test_assembled_and_warm(start: dict[str, int]) -> None:
     assert len(sequence.tokens) == 5
 
 
-def test_speculators_of_later_versions_are_refused_with_a_cure() -> None:
-    assert open_drafter("none").needs.most == open_drafter("auto").needs.most == 0
-    with pytest.raises(StartError) as error:
-        open_drafter("eagle=/some/where")
-    assert "--speculator none" in error.value.cure
+class ColdModel(TinyModel):
+    """Its first step pays for what is made once."""
+
+    cold = True
+
+    def forward(self, batch: Batch, pool: Pool, taps: tuple[int, ...] = ()) -> Output:
+        if self.cold:
+            time.sleep(0.3)
+        self.cold = False
+        return super().forward(batch, pool, taps)
+
+
+@pytest.mark.parametrize("start", [{}, {"max_step_tokens": 10}, {"max_rows": 1}])
+def test_the_first_step_of_a_process_is_no_measurement(start: dict[str, int]) -> None:
+    """Patience with a silent worker and the size of prompt chunks come from it."""
+    backend: Backend = open_backend("cpu", 1)
+    asked = Start("model", **{"max_rows": 3, **start})  # type: ignore[arg-type]
+    engine = assemble(asked, backend, ColdModel(backend), Silent(), lambda *progress: None)
+    assert max(engine.ready.step_seconds) < 0.3
+
+
+@pytest.mark.parametrize("start", [{"device": "abacus"}, {"threads": -1}, {"memory_fraction": 0.0}])
+def test_a_device_that_cannot_be_opened(start: dict[str, object]) -> None:
+    with pytest.raises(StartError):
+        build_engine(Start("model", **start), lambda *progress: None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("speculator, speculate, nodes", [("none", 0, 0), ("auto", 0, 16), ("ngram", 5, 5), ("suffix=chain", 1, 1)])
+def test_the_drafter_that_was_asked_for(speculator: str, speculate: int, nodes: int) -> None:
+    drafter = open_drafter(speculator, Setting(speculate))
+    assert drafter.needs.most == nodes
+    backend: Backend = open_backend("cpu", 1)
+    asked = Start("model", max_rows=3, speculator=speculator, speculate=speculate)
+    ready = assemble(asked, backend, TinyModel(backend), drafter, lambda *progress: None).ready
+    assert ready.max_nodes == nodes and ready.drafter == ("suffix" if speculator == "auto" else speculator)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.engine.drafters.draft import Commit, Draft, Needs
+from forerun.engine.drafters.draft import Commit, Draft, Drafter, Needs
 from forerun.messages import SamplingParams
 from tests.engine.tiny import VOCAB, Front, Sequence_, alone, params_for, random_tree, tiny_engine
 
@@ -227,11 +227,14 @@ def test_any_tree_any_budget(data: st.DataObject) -> None:
 def test_batch_chunks_preemption_prefix_and_restart(data: st.DataObject) -> None:
     """A random life: rows join at any time, prompts come in any chunks, rows are preempted and resumed (on other pages, another row, a
     prefix of their own or another's pages, another engine). Every answer is that of the request alone."""
+    live(data, lambda answers: Script(answers, spread))
+
+
+def live(data: st.DataObject, open_drafter: Callable[[list[Sequence_]], Drafter]) -> None:
     dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]))
     names = data.draw(st.lists(st.sampled_from(sorted(KINDS)), min_size=2, max_size=4))
     answers = [truth(name, 20 + i % 2, 34, dtype) for i, name in enumerate(names)]
-    drafter = Script(answers, spread)
-    front = Front(tiny_engine(drafter, dtype))
+    front = Front(tiny_engine(open_drafter(answers), dtype))
     waiting = [fresh(answer) for answer in answers]
     sequences = list(waiting)
     for _ in range(60):
@@ -244,9 +247,9 @@ def test_batch_chunks_preemption_prefix_and_restart(data: st.DataObject) -> None
             waiting.append(victim)
         if front.running and data.draw(st.integers(0, 19)) == 0:
             waiting += front.running
-            front = Front(tiny_engine(Script(answers, spread), dtype))
+            front = Front(tiny_engine(open_drafter(answers), dtype))
         chunks = {i: data.draw(st.sampled_from([0, 1, 3, 16, 64])) for i in range(len(front.running))}
-        front.step(chunks, guess=data.draw(st.sampled_from([0, 4])))
+        front.step(chunks, guess=data.draw(st.sampled_from([0, 4])), price=data.draw(st.sampled_from([0.0, 0.2])))
     for sequence in waiting:
         front.admit(sequence)
     front.run(guess=4)

@@ -1,0 +1,43 @@
+"""Which drafters there are, and what `--speculator` means.
+
+    SPEC = NAME[=VALUE]           `suffix`, `suffix=chain`, …; VALUE is the drafter's own business
+
+A drafter is one file and one line in `DRAFTERS`; it is imported when it is chosen, so nobody pays for those that are not. Its class
+has `open(value, setting) -> Drafter`, which raises StartError (with its cure) for a value that it does not understand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+
+from forerun.engine.drafters.draft import Drafter, Silent
+from forerun.engine.errors import StartError
+
+DRAFTERS = {
+    "ngram": "forerun.engine.drafters.ngram:Ngram",
+    "suffix": "forerun.engine.drafters.suffix:Suffix",
+}
+AUTO = "suffix"
+"""what `auto` is for a model that brings no drafter of its own"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Setting:
+    """What a drafter may want to know when it is opened. `nodes`: most guesses of a row, 0 = the drafter chooses. `tree`: the target can
+    verify siblings."""
+
+    nodes: int = 0
+    tree: bool = True
+
+
+def open_drafter(spec: str, setting: Setting) -> Drafter:
+    """StartError (with its cure) for a name that is not registered."""
+    if spec == "none":
+        return Silent()
+    name, _, value = (AUTO if spec == "auto" else spec).partition("=")
+    if name not in DRAFTERS:
+        raise StartError(f"there is no speculator {name!r}", f"use one of: auto, none, {', '.join(sorted(DRAFTERS))}")
+    module, _, kind = DRAFTERS[name].partition(":")
+    drafter: Drafter = getattr(importlib.import_module(module), kind).open(value, setting)
+    return drafter

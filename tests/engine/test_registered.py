@@ -1,0 +1,153 @@
+"""Every registered drafter, by being registered: the answers are bitwise those of no speculation, and nothing of a row stays behind."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forerun.engine.drafters.draft import Commit, Draft, Drafter
+from forerun.engine.drafters.registry import DRAFTERS, Setting, open_drafter
+from tests.engine.test_identity import KINDS, fresh, live, prompt_of, truth
+from tests.engine.tiny import ROWS, Front, Sequence_, params_for, tiny_engine
+
+SPECS = {name: [name] for name in DRAFTERS} | {"suffix": ["suffix", "suffix=chain", "suffix=private"]}
+"""What to open of each drafter: its name, unless it needs a value or has variants."""
+ALL = [spec for specs in SPECS.values() for spec in specs]
+LOOPING = ("greedy", "greedy, alternatives", "temperature", "top-k")
+
+
+class Watched:
+    """A drafter that is looked at: which rows it holds, what it proposed."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self.needs = drafter.needs
+        self.rows: set[int] = set()
+        self.drafts: list[Draft] = []
+
+    def absorb(self, commit: Commit) -> None:
+        self._drafter.absorb(commit)
+        self.rows |= set(commit.rows)
+
+    def propose(self, rows: list[int], budget: list[int]) -> list[Draft]:
+        assert set(rows) <= self.rows and all(0 < most <= self.needs.most for most in budget)
+        drafts = self._drafter.propose(rows, budget)
+        for draft, most in zip(drafts, budget, strict=True):
+            assert draft.count <= most
+        self.drafts += drafts
+        return drafts
+
+    def forget(self, rows: list[int]) -> None:
+        self._drafter.forget(rows)
+        self.rows -= set(rows)
+
+
+def opened(spec: str, nodes: int = 8) -> Watched:
+    return Watched(open_drafter(spec, Setting(nodes)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("spec", ALL)
+def test_speculation_changes_nothing(spec: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A full table of one kind of request, and then once more, when the drafter has seen such answers already."""
+    answers = [truth(kind, seed, length) for seed, length in ((1, 21), (2, 5), (3, 40), (1, 21), (4, 1), (5, 30))][:ROWS]
+    drafter = opened(spec)
+    front = Front(tiny_engine(drafter))
+    for _ in range(2):
+        sequences = [fresh(answer) for answer in answers]
+        for sequence in sequences:
+            front.admit(sequence)
+        front.run(guess=8)
+        assert [s.answer for s in sequences] == [a.answer for a in answers]
+    assert drafter.drafts and not drafter.rows
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR], "it did not fail"
+    if kind in LOOPING:
+        assert sum(s.accepted for s in sequences) > 0, "it is of some use"
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_all_kinds_together(spec: str) -> None:
+    """Requests of every kind share a table, come and go, and have their own limits and stops."""
+    waiting = [truth(kind, seed, length) for seed, length in ((1, 21), (2, 9)) for kind in KINDS]
+    expected = list(waiting)
+    drafter = opened(spec)
+    front = Front(tiny_engine(drafter))
+    sequences: list[Sequence_] = []
+    while waiting or front.running:
+        while waiting and len(front.running) < ROWS:
+            sequences.append(fresh(waiting.pop(0)))
+            front.admit(sequences[-1])
+        front.step({place: 7 for place in range(ROWS)}, guess=5, price=0.05)
+    assert [s.answer for s in sequences] == [e.answer for e in expected]
+    assert not drafter.rows
+
+
+@pytest.mark.parametrize("spec", ALL)
+@settings(max_examples=8, deadline=None)
+@given(data=st.data())
+def test_batch_chunks_preemption_prefix_and_restart(spec: str, data: st.DataObject) -> None:
+    live(data, lambda _: open_drafter(spec, Setting(8)))
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_stops_inside_an_accepted_run(spec: str) -> None:
+    """The drafter has seen the whole answer before, and guesses beyond the stop."""
+    free = truth("greedy", 1, 21)
+    for place in range(0, 12, 3):
+        answer = truth("greedy", 1, 21, stop=(free.tokens[place],))
+        front = Front(tiny_engine(opened(spec)))
+        for expected in (free, answer, answer):
+            sequence = fresh(expected)
+            front.admit(sequence)
+            front.run(guess=8)
+            assert sequence.answer == expected.answer
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5, 9])
+@pytest.mark.parametrize("spec", ALL)
+def test_limits_inside_an_accepted_run(spec: str, limit: int) -> None:
+    prompt = prompt_of(1, 21)
+    whole = truth("greedy", 1, 21)
+    front = Front(tiny_engine(opened(spec)))
+    for most in (24, limit):
+        sequence = Sequence_(prompt, params_for(prompt, max_new_tokens=most))
+        front.admit(sequence)
+        front.run(guess=8)
+        assert sequence.tokens == whole.tokens[:most] and sequence.finish == "length"
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_on_and_off_from_step_to_step(spec: str) -> None:
+    """Rounds without guesses leave no hole in what the drafter knows."""
+    answers = [truth("greedy", 1, 21), truth("everything", 3, 40)]
+    front = Front(tiny_engine(opened(spec)))
+    for _ in range(2):
+        sequences = [fresh(answer) for answer in answers]
+        for sequence in sequences:
+            front.admit(sequence)
+        while front.running:
+            front.step(guess=8 if next(front.steps) % 3 == 0 else 0)
+        assert [s.answer for s in sequences] == [a.answer for a in answers]
+
+
+@pytest.mark.parametrize("spec", ALL)
+def test_an_abort_at_any_time(spec: str) -> None:
+    drafter = opened(spec)
+    front = Front(tiny_engine(drafter))
+    answer = truth("greedy", 1, 21)
+    for steps in range(1, 8):
+        doomed, kept = fresh(answer), fresh(answer)
+        front.admit(doomed)
+        front.admit(kept)
+        for _ in range(steps):
+            if doomed in front.running:
+                front.step(guess=4)
+        if doomed in front.running:
+            front.leave(doomed)
+        front.run(guess=4)
+        assert kept.answer == answer.answer
+    front.step()
+    assert not drafter.rows and len(front.free_rows) == ROWS and len(front.free_pages) == front.engine.ready.pages
