@@ -6,7 +6,7 @@
     {"decode": 16, "context": 64, "steps": 128} → {"seconds": […]}   one for each step of 16 rows that feed one token each
     {"prefill": 64}                             → {"seconds": […]}   one prompt of 64 tokens up to its first token
 
-Token ids are greedy picks, so a step is the forward and the pick: what no server can do without.
+Token ids are greedy picks, so a step is the forward, recorded and replayed as in the engine, and the pick: what no server can do without.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from forerun.backends.base import Backend, Pool
 from forerun.backends.registry import open_backend
 from forerun.engine.batch import Batch
 from forerun.engine.models.load import load_model
-from forerun.engine.models.model import Model
+from forerun.engine.models.model import Model, Output
 from forerun.messages import Start
 
 ROWS = 16
@@ -39,7 +39,8 @@ class Bare:
         self._model: Model = load_model(start, self._backend, lambda stage, done, total: None)
         self._page_tokens = self._backend.caps.page_tokens
         self._pages = -(-POSITIONS // self._page_tokens)
-        self._pool: Pool = self._backend.pool(self._model.pool, ROWS * self._pages)
+        pool: Pool = self._backend.pool(self._model.pool, ROWS * self._pages)
+        self._run = self._backend.capture(lambda batch: self._model.forward(batch, pool), None)
 
     def facts(self) -> dict[str, Any]:
         """`position_bytes`: KV of one position in all layers."""
@@ -52,22 +53,29 @@ class Bare:
         if rows > ROWS or context + steps > POSITIONS:
             raise ValueError(f"at most {ROWS} rows and {POSITIONS} positions")
         tokens = torch.arange(rows, dtype=torch.int32)
+        batches = [self._batch(tokens, [position] * rows, known=[1] * rows) for position in range(context, context + steps)]
         seconds = []
-        for position in range(context, context + steps):
+        for batch in batches:
             began = time.perf_counter()
-            tokens = self._forward(tokens, [position] * rows, known=[1] * rows)
+            batch.tokens = tokens
+            tokens = self._pick(batch)
             seconds.append(time.perf_counter() - began)
         return seconds
 
     def prefill(self, length: int) -> float:
         """Seconds of one prompt's forward and the pick of its first token."""
-        prompt = torch.randint(0, self._model.vocab, (length,), dtype=torch.int32)
+        batch = self._batch(torch.randint(0, self._model.vocab, (length,), dtype=torch.int32), [0], known=[length])
         began = time.perf_counter()
-        self._forward(prompt, [0], known=[length])
+        self._pick(batch)
         return time.perf_counter() - began
 
-    def _forward(self, tokens: torch.Tensor, context: list[int], known: list[int]) -> torch.Tensor:
-        """One forward of rows that feed `known` tokens behind `context` positions; the picked ids, one a row."""
+    def _pick(self, batch: Batch) -> torch.Tensor:
+        """One forward; the picked ids, one a row."""
+        output: Output = self._run(batch)
+        return self._backend.ops.pick(output.logits, None).tokens.to(torch.int32)
+
+    def _batch(self, tokens: torch.Tensor, context: list[int], known: list[int]) -> Batch:
+        """Rows that feed `known` tokens behind `context` positions."""
         rows = len(known)
         first = torch.tensor(context, dtype=torch.int32)
         count = torch.tensor(known, dtype=torch.int32)
@@ -75,7 +83,7 @@ class Bare:
         starts[1:] = count.cumsum(0)
         row = torch.repeat_interleave(torch.arange(rows, dtype=torch.int32), count)
         positions = torch.arange(len(tokens), dtype=torch.int32) - starts[row] + first[row]
-        batch = Batch(
+        return Batch(
             tokens=tokens,
             positions=positions,
             slots=row * (self._pages * self._page_tokens) + positions,
@@ -86,8 +94,6 @@ class Bare:
             pages=(torch.arange(rows, dtype=torch.int32) * self._pages)[:, None] + torch.arange(self._pages, dtype=torch.int32),
             logit_rows=starts[1:] - 1,
         )
-        output = self._model.forward(batch, self._pool)
-        return self._backend.ops.pick(output.logits, None).tokens.to(torch.int32)
 
 
 def answer(bare: Bare, request: dict[str, Any]) -> dict[str, Any]:
