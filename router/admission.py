@@ -15,6 +15,9 @@ at that moment, have ended.
 
 A sequence whose next page somebody else is computing right now waits until it is published and then shares it; that holds up nobody
 behind it.
+
+*Singly*, after deaths of workers that one of several sequences must have caused (see `suspects.py`): one enters when the one before has
+fed all it knows, until all that ran before are back.
 """
 
 from __future__ import annotations
@@ -35,11 +38,12 @@ _SLIP = 8
 
 
 class Admission:
-    def __init__(self, sizes: Sizes, ledger: Ledger, rows: Rows, waiting: Waiting) -> None:
+    def __init__(self, sizes: Sizes, ledger: Ledger, rows: Rows, waiting: Waiting, singly: bool = False) -> None:
         self._sizes = sizes
         self._ledger = ledger
         self._rows = rows
         self._waiting = waiting
+        self._singly = singly
         self._head: Entry | None = None
         """the oldest that waits for pages: tried first, whatever the order among tenants becomes"""
 
@@ -48,12 +52,16 @@ class Admission:
         `landed`: the newest step whose result was applied. Returns the new rows; each must be fed at least one token."""
         if not len(self._waiting) or not self._rows.free or budget < 1:
             return []
+        self._singly = self._singly and self._waiting.returning > 0
+        if self._singly and behind:
+            return []
+        most = 1 if self._singly else budget
         claimed = sum(entry.behind for entry in behind)
         admitted: list[Entry] = []
         crowded_out: Entry | None = None
         for entry in self._candidates():
             crowded = claimed >= budget and len(behind) + len(admitted) >= _SLIP
-            if not self._rows.free or len(admitted) >= budget or crowded:
+            if not self._rows.free or len(admitted) >= most or crowded:
                 break
             if entry.after > landed or entry.blocked == self._ledger.version:
                 self._wants_pages(entry)

@@ -109,6 +109,11 @@ class Waiting:
         self._count -= 1
 
     @property
+    def returning(self) -> int:
+        """Sequences that ran before."""
+        return len(self._again)
+
+    @property
     def tenants(self) -> int:
         """Tenants with new sequences."""
         return len(self._new)

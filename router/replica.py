@@ -9,7 +9,8 @@ loop, when a request comes or a frame arrives:
     result ─▶ apply ┘   └─▶ then tell the streams what the result brought
 
 The front holds every token, and the dice depend on seed and index only. So when a worker dies, the scheduler puts its sequences back
-into the queue, a new worker is started, and the streams go on as if nothing had happened.
+into the queue, a new worker is started, and the streams go on as if nothing had happened. A sequence that kills one worker after the
+other ends alone (see `suspects.py`); workers that die of something else end the replica at the third death within a minute.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from forerun.router.observer import Load, Observer, StepReport
 from forerun.router.policy import Policy
 from forerun.router.request import Failure, Run, Sequence
 from forerun.router.scheduler import Scheduler
+from forerun.router.suspects import Suspects
 
 MOST_DEATHS = 3
 DEATHS_SECONDS = 60.0
@@ -88,6 +90,9 @@ class Replica:
         self._last_result_at = 0.0
         self._logged_at = 0.0
         self._deaths: collections.deque[float] = collections.deque(maxlen=MOST_DEATHS)
+        self._suspects = Suspects()
+        self._trusted = False
+        """a worker brought a token since a sequence was last blamed for a death"""
         self._pumping = False
         self._closed = False
         self._link: Link | None = None
@@ -161,7 +166,7 @@ class Replica:
             if self._scheduler is None:
                 self._scheduler = Scheduler(message, policy)
             else:
-                self._scheduler.restart(message)
+                self._scheduler.restart(message, self._suspects.several)
         except ValueError as error:
             self._give_up(Death(str(error), fatal=True))
             return
@@ -200,7 +205,8 @@ class Replica:
         self._sent.clear()
         self._observer.worker_died(death.reason)
         now = time.monotonic()
-        self._deaths.append(now)
+        if not self._blame(death):
+            self._deaths.append(now)
         recent = sum(now - then < DEATHS_SECONDS for then in self._deaths)
         if death.fatal and self.offer is None:
             self._give_up(death)
@@ -213,6 +219,21 @@ class Replica:
             self.progressed = None
             self._become(State.LOADING)
             self._loop.call_later(BACKOFF_SECONDS[recent], self._start_worker)
+
+    def _blame(self, death: Death) -> bool:
+        """Fail the sequence that must have killed the worker, if there is one, and forget the deaths: they were its fault. Unless blame
+        follows on blame without a token in between: then it is the worker's own."""
+        guilty = self._suspects.died(self._scheduler.busy()) if self._scheduler else None
+        if guilty is None:
+            return False
+        self.cancel(guilty)
+        _log.error("Request kills workers, ended it", request_id=guilty.request.id, reason=death.reason)
+        reason = f"two workers in a row died in a step of this request, the last because: {death.reason}"
+        guilty.stream.fail(Failure(f"Request failed during generation: {reason}", "generation", 424))
+        trusted, self._trusted = self._trusted, False
+        if trusted:
+            self._deaths.clear()
+        return trusted
 
     # What the scheduler says (events.Listener).
 
@@ -247,6 +268,7 @@ class Replica:
 
     def stepped(self, tally: Tally) -> None:
         result, seconds = self._landing
+        self._trusted = self._trusted or tally.tokens > 0
         self._observer.stepped(
             StepReport(
                 seconds=seconds,

@@ -115,11 +115,15 @@ class Scheduler:
             self._end(entry)
             self._events.append(Failed(entry.sequence, DEADLINE))
 
-    def restart(self, ready: Ready | None = None) -> None:
+    def busy(self) -> list[Sequence]:
+        """Whom the oldest plan on the way feeds: a worker that dies now dies of one of them, if of any."""
+        return [fed.entry.sequence for fed in self._steps[0].fed if not fed.entry.over] if self._steps else []
+
+    def restart(self, ready: Ready | None = None, singly: bool = False) -> None:
         """The worker died: what ran goes back to the front of the queue; plans on the way, pages and prefixes are forgotten.
-        `ready`: what its successor offers, if that may differ; sequences too long for it fail. Only what sequences have heard is
-        kept, so this also puts right whatever an exception left half done."""
-        self._open(ready or self._ready)
+        `ready`: what its successor offers, if that may differ; sequences too long for it fail. `singly`: they come back one at a time.
+        Only what sequences have heard is kept, so this also puts right whatever an exception left half done."""
+        self._open(ready or self._ready, singly)
         for entry in self._entries.values():
             entry.wait()
             self._waiting.add(entry)
@@ -172,7 +176,7 @@ class Scheduler:
         self._events.append(Stepped(Tally(step.number, step.prefill_tokens, step.decode_rows, tokens, drafted, accepted)))
         return self.take_events()
 
-    def _open(self, ready: Ready) -> None:
+    def _open(self, ready: Ready, singly: bool = False) -> None:
         """A worker with empty tables and pools, and nobody waiting for it yet."""
         self._ready = ready
         self._sizes = Sizes.of(ready, self._policy)
@@ -180,7 +184,7 @@ class Scheduler:
         self._ledger = Ledger(self._sizes)
         self._rows = Rows(self._sizes.rows)
         self._waiting = Waiting()
-        self._admission = Admission(self._sizes, self._ledger, self._rows, self._waiting)
+        self._admission = Admission(self._sizes, self._ledger, self._rows, self._waiting, singly)
         self._steps: deque[Step] = deque()
 
     # Planning
