@@ -5,8 +5,10 @@ Exit codes: 0 done, 1 the server or a check failed, 2 wrong usage.
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from forerun import __version__
 from forerun.config import Config, all_options
@@ -46,6 +48,8 @@ def _serve(argv: Sequence[str]) -> int:
     config = _parsed(argv, needs_model=True)
     if config is None:
         return 2
+    for number in (signal.SIGTERM, signal.SIGINT):  # until launch listens: nothing runs yet that would have to end in order
+        signal.signal(number, _leave)
     import structlog
 
     from forerun import doctor, launch, log
@@ -58,6 +62,10 @@ def _serve(argv: Sequence[str]) -> int:
         for finding in doctor.examine(config):
             say.info(finding.line())
     return launch.run(config)
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    sys.exit(0)
 
 
 def _doctor(argv: Sequence[str]) -> int:

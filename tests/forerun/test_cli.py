@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,13 +14,16 @@ from forerun import __version__, cli
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list:
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[list]:
     """Configurations that `serve` would have run."""
     configs: list = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     monkeypatch.setitem(sys.modules, "forerun.launch", types.SimpleNamespace(run=lambda config: configs.append(config) or 7))
     monkeypatch.setattr("forerun.launch", sys.modules["forerun.launch"], raising=False)
     monkeypatch.setattr("forerun.log.configure", lambda config: None)
-    return configs
+    yield configs
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def test_overview(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,6 +56,20 @@ def test_the_launcher_takes_tgi_command_lines(served: list, words: list[str]) ->
     assert cli.launcher([*words, *tgi.split()]) == 7
     assert (served[0].limits.max_input_tokens, served[0].logging.json_output) == (1023, True)
     assert len(served[0].notes) == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_server_is_still_being_imported_ends_it_in_order(number: signal.Signals) -> None:
+    """Importing takes so long that an orchestrator's signal may well come in the middle of it."""
+    code = (
+        "import os, sys, types; from forerun import cli\n"
+        "class Slow:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if name == 'forerun.launch': os.kill(os.getpid(), {int(number)})\n"
+        "sys.meta_path.insert(0, Slow()); sys.exit(cli.main(['serve', '--model-id', 'm']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_wrong_option_is_an_error_on_standard_error(served: list, capsys: pytest.CaptureFixture[str]) -> None:
