@@ -67,7 +67,8 @@ def build_engine(start: Start, progress: ReportProgress) -> Engine:
 
 def assemble(start: Start, backend: Backend, model: Model, drafter: Drafter, progress: ReportProgress) -> Engine:
     """An engine around a loaded model."""
-    sizes = plan_memory(start, backend, model, min(drafter.needs.most, backend.caps.max_nodes))
+    most = min(drafter.needs.most, start.speculate or drafter.needs.most, backend.caps.max_nodes)
+    sizes = plan_memory(start, backend, model, most)
     rows = RowTable(sizes.rows, sizes.longest, sizes.nodes, model.vocab, backend.caps.page_tokens)
     ready = Ready(
         rows=sizes.rows,

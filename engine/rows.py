@@ -137,9 +137,10 @@ class RowTable:
         for admit in plan.admit:
             try:
                 self._admit(admit)
-            except (ValueError, IndexError) as error:
+            except ValueError as error:
                 errors.append(Emit(admit.row, error=f"the worker cannot admit this sequence: {error}"))
-                self.end(admit.row)
+                if (row := self.end(admit.row)) is not None:
+                    gone.append(row)
         shares: list[Share] = []
         for feed in plan.feed:
             row = self._rows[feed.row]

@@ -347,6 +347,8 @@ def _settle(values: dict[str, Any], environ: Mapping[str, str], notes: list[str]
         if address is None:
             notes.append(f"`hostname` {values['hostname']} is not an IP address: listening on 0.0.0.0")
         values["hostname"] = address or "0.0.0.0"
+    if values.get("speculate") == 0:
+        values["speculator"] = "none"
     if values.get("speculator", "auto") == "auto":
         chosen = BUILT_SPECULATORS[0] if BUILT_SPECULATORS else "none"
         if "speculator" in values:

@@ -12,7 +12,7 @@ from forerun.backends.base import Backend, Pool, PoolSpec
 from forerun.backends.registry import open_backend
 from forerun.engine.batch import Batch
 from forerun.engine.build import HEAD_ROOM, assemble, build_engine, plan_memory
-from forerun.engine.drafters.draft import Silent
+from forerun.engine.drafters.draft import Needs, Silent
 from forerun.engine.drafters.registry import Setting, open_drafter
 from forerun.engine.errors import StartError
 from forerun.engine.models.model import Output
@@ -141,6 +141,19 @@ def test_the_first_step_of_a_process_is_no_measurement(start: dict[str, int]) ->
 def test_a_device_that_cannot_be_opened(start: dict[str, object]) -> None:
     with pytest.raises(StartError):
         build_engine(Start("model", **start), lambda *progress: None)  # type: ignore[arg-type]
+
+
+class Eager(Silent):
+    """Would guess more than anybody asks for."""
+
+    needs = Needs(most=1 << 20)
+
+
+@pytest.mark.parametrize("speculate", [1, 7])
+def test_no_drafter_gets_more_guesses_than_speculate_says(speculate: int) -> None:
+    backend: Backend = open_backend("cpu", 1)
+    asked = Start("model", max_rows=3, speculate=speculate)
+    assert assemble(asked, backend, TinyModel(backend), Eager(), lambda *progress: None).ready.max_nodes == speculate
 
 
 @pytest.mark.parametrize("speculator, speculate, nodes", [("none", 0, 0), ("auto", 0, 16), ("ngram", 5, 5), ("suffix=chain", 1, 1)])

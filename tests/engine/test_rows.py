@@ -68,8 +68,9 @@ def test_a_bad_admission_is_that_rows_error(bad: Admit) -> None:
 def test_a_row_that_is_admitted_twice_ends() -> None:
     rows = table()
     rows.apply(StepPlan(1, [admit(0)]))
-    shares, errors, _ = rows.apply(StepPlan(2, [admit(0)], [Feed(0, 1)]))
+    shares, errors, gone = rows.apply(StepPlan(2, [admit(0)], [Feed(0, 1)]))
     assert [e.row for e in errors] == [0] and not shares
+    assert [row.number for row in gone] == [0], "or a drafter would keep what it knows of the row for the next one in its place"
 
 
 @pytest.mark.parametrize("feed", [Feed(0, 0), Feed(0, 7), Feed(0, -1), Feed(0, 1, 0, list(range(50)))])

@@ -282,6 +282,14 @@ def test_speculation_is_honest() -> None:
     assert "auto is none" in parse("--speculator", "auto").notes[0]
 
 
+def test_no_guesses_at_all_is_no_speculator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker takes 0 guesses for "as many as the drafter likes"."""
+    monkeypatch.setattr("forerun.config.BUILT_SPECULATORS", ("suffix", "ngram"))
+    for argv in (["--speculate", "0"], ["--speculate", "0", "--speculator", "ngram"]):
+        assert parse(*argv).speculation.speculator == "none"
+    assert parse("--speculate", "3").speculation.speculator == "suffix"
+
+
 UNREAD = {
     "quantize": "refused in config.py itself",
     "hf_home": "decides huggingface_hub_cache, in config.py itself",
