@@ -22,10 +22,14 @@ def echo(echo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture(scope="session")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tiny_model(tmp_path_factory.mktemp("model") / "llama")
+def llama_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model") / "llama")
+
+
+@pytest.fixture(scope="session")
+def llama(llama_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     flags = ("--device", "cpu", "--threads", "1", "--max-batch-total-tokens", "4096")
-    with running(folder, tmp_path_factory.mktemp("log") / "llama.log", *flags) as server:
+    with running(llama_model, tmp_path_factory.mktemp("log") / "llama.log", *flags) as server:
         yield server
 
 
