@@ -63,11 +63,11 @@ class CpuBackend:
 
 
 class NativeCpu(CpuBackend):
-    """C++ kernels."""
+    """C++ kernels. `library`: for benchmarks."""
 
     def __init__(self, library: Library, threads: int, limits: Limits, memory_fraction: float) -> None:
         super().__init__(threads, limits, memory_fraction)
-        self._library = library
+        self.library = library
         self._regions = weights.Regions()
         self.ops = self._ops = NativeOps(library)
         self.caps = _caps((torch.bfloat16, torch.float32) if library.isa != "scalar" else (torch.float32, torch.bfloat16), graphs=True)
@@ -83,7 +83,7 @@ class NativeCpu(CpuBackend):
         return captured
 
     def facts(self) -> dict[str, str]:
-        return {"kernels": f"native, {self._library.isa}", **super().facts()}
+        return {"kernels": f"native, {self.library.isa}", **super().facts()}
 
 
 class TorchCpu(CpuBackend):
@@ -114,20 +114,29 @@ def _check_format(format: str) -> None:
         raise ValueError(f"the CPU has no weight format {format!r}; it has: {', '.join(FORMATS)}")
 
 
-def open_cpu(threads: int, memory_fraction: float, isa: str = "") -> Backend:
-    """`threads`: compute threads, 0 = as `choose_threads` says. `isa`: an instruction set, "torch" for the reference ops, or "" for the
-    best there is. Torch itself gets one thread: its own pool would spin beside ours."""
+def open_cpu(threads: int, memory_fraction: float) -> Backend:
+    """`threads`: compute threads, 0 = as `choose_threads` says. Torch itself gets one thread: its own pool would spin beside ours."""
+    try:
+        return open_native(threads, memory_fraction)
+    except (BuildError, OSError) as error:
+        log.warning("no native CPU kernels, serving with slow reference ops: %s", error)
+        return open_torch(memory_fraction)
+
+
+def open_native(threads: int, memory_fraction: float, isa: str = "") -> NativeCpu:
+    """`isa`: an instruction set, or "" for the best there is; ValueError if the machine lacks it. BuildError or OSError if the kernels
+    cannot be built or loaded."""
     limits = Limits()
     chosen = threads or choose_threads(limits.cores())
     torch.set_num_threads(1)
-    if isa != "torch":
-        try:
-            return NativeCpu(Library(build(), chosen, isa), chosen, limits, memory_fraction)
-        except (BuildError, OSError) as error:
-            log.warning("no native CPU kernels, serving with slow reference ops: %s", error)
-    return TorchCpu(1, limits, memory_fraction)
+    return NativeCpu(Library(build(), chosen, isa), chosen, limits, memory_fraction)
+
+
+def open_torch(memory_fraction: float) -> TorchCpu:
+    torch.set_num_threads(1)
+    return TorchCpu(1, Limits(), memory_fraction)
 
 
 def choose_threads(cores: int) -> int:
-    """All cores but one, which the front needs; at least one."""
-    return max(1, cores - 1)
+    """All cores but one, which the front needs; but both of two: the pool steps back to one thread when another process wants a core."""
+    return cores if cores <= 2 else cores - 1

@@ -35,6 +35,8 @@ class Library:
         self._lib.fr_isas.argtypes = [ctypes.c_int32]
         self._lib.fr_stalls.argtypes = [ctypes.c_void_p]
         self._lib.fr_stalls.restype = ctypes.c_uint64
+        self._lib.fr_read.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+        self._lib.fr_read.restype = ctypes.c_uint64
         run = self._lib.fr_run
         run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p]
         run.restype = ctypes.c_int32
@@ -56,8 +58,12 @@ class Library:
 
     @property
     def stalls(self) -> int:
-        """How often another process kept one of our threads from a core for so long that the pool went on without it."""
+        """How often another process kept one of our threads from a core for so long that the pool stepped back to one thread."""
         return int(self._lib.fr_stalls(self._context))
+
+    def read(self, address: int, count: int) -> int:
+        """Reads `count` bytes on all threads; the sum of their 64-bit words."""
+        return int(self._lib.fr_read(self._context, address, count))
 
     def run(self, ops: int, count: int, table: int, sizes: int) -> None:
         """Runs `count` ops at address `ops` over the table of addresses and the four sizes. Not for two threads at once."""

@@ -268,7 +268,8 @@ bool agree(const Job& job, const std::vector<float>& a, const std::vector<float>
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+    const int rounds = argc > 1 ? atoi(argv[1]) : 150;
     std::vector<fr_context*> one, three;
     for (int i = 0; const char* name = fr_isas(i); ++i) {
         one.push_back(fr_open(1, name));
@@ -276,7 +277,7 @@ int main() {
     }
     Job (*const kinds[])() = {product, attention, rows, rotation, mixture, keep};
     int failures = 0, count = 0;
-    for (int round = 0; round < 150; ++round)
+    for (int round = 0; round < rounds; ++round)
         for (auto kind : kinds) {
             const auto seed = dice;
             std::vector<float> first, again, scalar;

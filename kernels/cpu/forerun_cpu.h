@@ -76,10 +76,12 @@ typedef struct fr_context fr_context;
 fr_context* fr_open(int32_t threads, const char* isa);
 void fr_close(fr_context* context);
 const char* fr_isa(const fr_context* context);
-/* How often the pool gave up waiting for a thread that another process held off. */
+/* How often the pool stepped back to one thread because another process wanted a core. */
 uint64_t fr_stalls(const fr_context* context);
 /* The i-th instruction set this machine runs, best first; null past the end. */
 const char* fr_isas(int32_t i);
+/* Reads memory, on all threads, and returns the sum of its 64-bit words: what a step costs at the least. */
+uint64_t fr_read(fr_context* context, const void* data, int64_t bytes);
 /* Runs a program: FR_OK, or why it stopped. Not for two threads at once. */
 int32_t fr_run(fr_context* context, const fr_op* ops, int32_t count, void* const* table, const int32_t* sizes);
 

@@ -14,15 +14,17 @@ namespace {
 
 constexpr int64_t SPIN = 50'000;             // ns a worker looks for the next run before it sleeps
 constexpr int64_t PATIENCE = 20'000;         // ns the caller spins for a straggler before it offers its core
-constexpr int64_t STALL = 500'000;           // ns of waiting that count as a stall
+constexpr int64_t STALL = 500'000;           // ns lost that mean that another process wants a core
 constexpr int64_t LEAST_PENALTY = 5'000'000, MOST_PENALTY = 500'000'000;
 constexpr int64_t MOST_TASKS = (1 << 20) - 1;
 
-int64_t now() {
+int64_t read(clockid_t clock) {
     timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(clock, &t);
     return t.tv_sec * 1'000'000'000ll + t.tv_nsec;
 }
+
+int64_t now() { return read(CLOCK_MONOTONIC); }
 
 void pause() {
 #if defined(__x86_64__)
@@ -90,7 +92,6 @@ void Pool::run(int32_t count, Body body, void* context) {
         for (int32_t task = 0; task < count; ++task) body(context, task, 0);
         return;
     }
-    const int64_t begin = penalty_ ? now() : 0;
     body_ = body;
     context_ = context;
     done_.store(0, std::memory_order_relaxed);
@@ -99,10 +100,10 @@ void Pool::run(int32_t count, Body body, void* context) {
     epoch_.fetch_add(1);
     if (sleepers_.load()) futex_wake(epoch_, std::min(count - 1, threads() - 1));
     drain(0);
-    if (done_.load(std::memory_order_acquire) != count) wait(count, begin);
+    if (done_.load(std::memory_order_acquire) != count) wait(count);
 }
 
-void Pool::wait(int32_t count, int64_t begin) {
+void Pool::wait(int32_t count) {
     const int64_t start = now();
     while (done_.load(std::memory_order_acquire) != count) {
         for (int i = 0; i < 16; ++i) pause();
@@ -110,13 +111,28 @@ void Pool::wait(int32_t count, int64_t begin) {
         if (now() - start > PATIENCE) sched_yield();
     }
     const int64_t end = now();
-    if (end - start > STALL) {
-        ++stalls_;
-        penalty_ = std::clamp(2 * penalty_, LEAST_PENALTY, MOST_PENALTY);
-        alone_until_ = end + penalty_;
-    } else if (penalty_ && begin - alone_until_ > penalty_) {
-        penalty_ = 0;
-    }
+    if (end - start > STALL) step_back(end);
+}
+
+void Pool::step_back(int64_t now) {
+    ++stalls_;
+    penalty_ = std::clamp(2 * penalty_, LEAST_PENALTY, MOST_PENALTY);
+    alone_until_ = now + penalty_;
+}
+
+Pool::Watch::Watch(Pool& pool) : pool_(pool), wall_(0), own_(0) {
+    if (pool_.threads() == 1) return;
+    wall_ = now();
+    if (wall_ >= pool_.alone_until_) own_ = read(CLOCK_THREAD_CPUTIME_ID);
+}
+
+Pool::Watch::~Watch() {
+    if (!own_) return;
+    const int64_t end = now(), lost = end - wall_ - (read(CLOCK_THREAD_CPUTIME_ID) - own_);
+    if (lost > STALL && lost > (end - wall_) / 16 && end >= pool_.alone_until_)
+        pool_.step_back(end);
+    else if (pool_.penalty_ && end > pool_.alone_until_ + pool_.penalty_)
+        pool_.penalty_ = 0;  // went well together for as long as it went alone
 }
 
 }  // namespace fr

@@ -13,8 +13,9 @@ namespace fr {
 // are done. Tasks are taken one by one from a counter, so a thread that the kernel has put aside holds up at most the task it is in, and
 // a worker that never wakes up holds up nothing. Workers spin briefly for the next run, then sleep in the kernel.
 //
-// When the caller had to wait long for a straggler (another process wants its core), the pool goes on with the caller alone for a while,
-// longer each time, and then tries again: results do not depend on who computes them, only the time does.
+// When time is lost because another process wants a core (the caller waited long for a straggler, or was itself put aside), the pool goes on
+// with the caller alone for a while, longer each time, and then tries again. Then only the caller is runnable, and the kernel can give it
+// a core of its own. Results do not depend on who computes them, only the time does.
 class Pool {
 public:
     // body(context, task, thread); thread 0 is the caller.
@@ -28,6 +29,19 @@ public:
     int threads() const { return int(workers_.size()) + 1; }
     uint64_t stalls() const { return stalls_; }
 
+    // Around a program: notices that the caller was kept from its core meanwhile.
+    class Watch {
+    public:
+        explicit Watch(Pool& pool);
+        ~Watch();
+        Watch(const Watch&) = delete;
+        Watch& operator=(const Watch&) = delete;
+
+    private:
+        Pool& pool_;
+        int64_t wall_, own_;
+    };
+
     template <class F>
     void run(int32_t count, F&& f) {
         run(count, [](void* c, int32_t task, int32_t thread) { (*static_cast<std::remove_reference_t<F>*>(c))(task, thread); }, &f);
@@ -37,7 +51,8 @@ public:
 private:
     void work(int32_t thread);
     void drain(int32_t thread);
-    void wait(int32_t count, int64_t begin);
+    void wait(int32_t count);
+    void step_back(int64_t now);
 
     // epoch (24 bits) | count (20) | next (20). A worker learns from one load whether a task is left; taking it is one compare-and-swap,
     // which fails if anything has changed. While a task is out, the run is not over, so body_ and context_ hold still.
@@ -50,8 +65,8 @@ private:
     void* context_ = nullptr;
 
     uint64_t stalls_ = 0;
-    int64_t alone_until_ = 0;  // nanoseconds
-    int64_t penalty_ = 0;
+    int64_t penalty_ = 0;      // nanoseconds to go alone, 0 = all is well
+    int64_t alone_until_ = 0;  // on the monotonic clock
     std::vector<std::thread> workers_;
 };
 

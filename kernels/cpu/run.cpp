@@ -1,5 +1,6 @@
 // Runs programs: reads an op, cuts its work into tasks, hands them to the pool.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -415,7 +416,21 @@ FR_EXPORT void fr_close(fr_context* context) { delete context; }
 FR_EXPORT const char* fr_isa(const fr_context* context) { return context->k->name; }
 FR_EXPORT uint64_t fr_stalls(const fr_context* context) { return context->pool.stalls(); }
 
+FR_EXPORT uint64_t fr_read(fr_context* context, const void* data, int64_t bytes) {
+    constexpr int64_t CHUNK = 1 << 20;
+    std::atomic<uint64_t> total{0};
+    context->pool.run(int32_t((bytes + CHUNK - 1) / CHUNK), [&](int32_t chunk, int32_t) {
+        const auto* words = static_cast<const uint64_t*>(data) + chunk * (CHUNK / 8);
+        const int64_t count = std::min(CHUNK, bytes - chunk * CHUNK) / 8;
+        uint64_t sum = 0;
+        for (int64_t i = 0; i < count; ++i) sum += words[i];
+        total += sum;
+    });
+    return total;
+}
+
 FR_EXPORT int32_t fr_run(fr_context* context, const fr_op* ops, int32_t count, void* const* table, const int32_t* sizes) {
+    const Pool::Watch watch(context->pool);
     try {
         for (int32_t at = 0; at < count; ++at)
             if (const int32_t status = Call(*context, ops[at], table, sizes).run()) return status;
