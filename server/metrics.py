@@ -7,6 +7,8 @@ nothing corresponds to them here: batches are never filtered or concatenated, ro
 from __future__ import annotations
 
 import asyncio
+import itertools
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,7 +18,8 @@ from forerun.server.errors import ApiError
 from forerun.server.exposition import Exposition, Histogram
 from forerun.server.timing import Timing
 
-DURATIONS = [0.0001 * 1.5**k for k in range(1, 36)]
+DURATIONS = list(itertools.accumulate([1.5] * 35, operator.mul, initial=0.0001))[1:]
+"""multiplied one after the other, as TGI does: powers differ from it in the last digit, and with it the label `le`"""
 METHODS = ("prefill", "decode")
 ERRORS = ("overloaded", "validation", "generation", "incomplete", "dropped", "template")
 CONCATS = ("backpressure", "wait_exceeded", "chunking")
