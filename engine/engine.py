@@ -20,6 +20,7 @@ from torch import Tensor
 from forerun.backends.base import Backend, Pool
 from forerun.engine import kv
 from forerun.engine.batch import Batch, build
+from forerun.engine.drafters.choose import census
 from forerun.engine.drafters.draft import Commit
 from forerun.engine.drafters.speculator import Speculator
 from forerun.engine.models.model import Model, Output
@@ -56,7 +57,7 @@ class Engine:
         if gone:
             self._speculator.forget(gone)
         self._long_prompts(shares)
-        self._speculator.draft(shares, self._rows.table, plan.budget, plan.price)
+        self._speculator.draft(shares, self._rows.table, plan)
         drafted = time.perf_counter()
         if shares:
             output = self._forward(shares)
@@ -64,7 +65,8 @@ class Engine:
         nodes = sum(share.draft.count for share in shares)
         rows = sum(share.known for share in shares) + nodes
         verified = time.perf_counter()
-        return StepResult(plan.step, emits, _micros(started, drafted), _micros(drafted, verified), rows, nodes)
+        depths = census(share.draft for share in shares) if nodes else []
+        return StepResult(plan.step, emits, _micros(started, drafted), _micros(drafted, verified), rows, nodes, depths)
 
     def inject(self, message: Inject) -> None:
         """`fail`: the row that next reaches `value` generated tokens ends with an error."""

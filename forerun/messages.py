@@ -80,7 +80,9 @@ class Feed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepPlan(Message, frozen=True, array_like=True, tag="plan"):
-    """One step. `budget`: guessed nodes in all; `price`: survival below which a node is not worth its cost (λ)."""
+    """One step. `budget`: guessed nodes in all; `price`: survival below which a node is not worth its cost (λ). Where there are tolls they
+    decide instead: n + 1 nodes are kept only if together they bring `toll[n]` tokens, each less `entry_price` for every position of its
+    row."""
 
     step: int
     admit: list[Admit] = []
@@ -88,6 +90,8 @@ class StepPlan(Message, frozen=True, array_like=True, tag="plan"):
     drop: list[int] = []
     budget: int = 0
     price: float = 0.0
+    toll: list[float] = []
+    entry_price: float = 0.0
 
 
 class Emit(msgspec.Struct, frozen=True, array_like=True):
@@ -108,7 +112,8 @@ class Emit(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepResult(Message, frozen=True, array_like=True, tag="result"):
-    """Answer to the plan of the same `step`. Times in microseconds. `rows`: rows of the target's forward; `nodes`: guessed ones."""
+    """Answer to the plan of the same `step`. Times in microseconds. `rows`: rows of the target's forward; `nodes`: guessed ones;
+    `depths[d]`: how many of those stand d + 1 steps behind their root."""
 
     step: int
     emit: list[Emit] = []
@@ -116,6 +121,7 @@ class StepResult(Message, frozen=True, array_like=True, tag="result"):
     verify_us: int = 0
     rows: int = 0
     nodes: int = 0
+    depths: list[int] = []
 
 
 class Start(Message, frozen=True, array_like=True, tag="start"):
@@ -182,6 +188,14 @@ class Ready(Message, frozen=True, array_like=True, tag="ready"):
     max_step_tokens: int
     step_seconds: tuple[float, float] = (0.0, 0.0)
     memory: dict[str, int] = {}
+    costs: list[tuple[int, float]] = []
+    """(rows, seconds) of decode steps of one row with guesses and next to no context, from one row on; empty when there are no guesses"""
+    segment_seconds: float = 0.0
+    """what each further row with its guesses adds to such a step"""
+    entry_seconds: float = 0.0
+    """what each position that a row has KV of adds, however many guesses the row has"""
+    score_seconds: float = 0.0
+    """what each such position adds for the row and for each of its guesses"""
     facts: dict[str, str] = {}
     """what was chosen and why, for the log and `doctor`: threads, kernels, weight format, …"""
 

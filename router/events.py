@@ -18,7 +18,9 @@ from forerun.router.request import Failure, Run, Sequence
 
 class Tally(msgspec.Struct, frozen=True):
     """A finished step in numbers. `prefill_tokens`: known tokens fed by rows that were still behind. `decode_rows`: rows that fed one known
-    token to get the next. `tokens`: committed. `drafted`, `accepted`: guesses."""
+    token to get the next. `tokens`: committed. `drafted`, `accepted`: guesses. Of the decoding rows that brought something: `roots` counts
+    them, `asked` those that might guess, `read` their tokens before the step. `accepted_at[d]`: rows whose guess d + 1 steps behind the
+    root was accepted."""
 
     step: int
     prefill_tokens: int
@@ -26,6 +28,10 @@ class Tally(msgspec.Struct, frozen=True):
     tokens: int
     drafted: int
     accepted: int
+    roots: int = 0
+    asked: int = 0
+    read: int = 0
+    accepted_at: list[int] = []
 
 
 class Listener(Protocol):

@@ -1,7 +1,7 @@
-"""The one seam through which guesses enter a plan: who may have how many of them in the next step.
+"""The one seam through which guesses enter a plan: who may have how many of them in the next step, and what they have to bring.
 
 The scheduler asks once a step, for the rows that are about to decode, and lowers the answer where a rule says so (the request's own
-limit, the end of the answer, pages). The controller of a later version is such a budget; without one nobody guesses.
+limit, the end of the answer, pages). A `Budget` that learns is a `Controller`: it also hears what became of its guesses.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from forerun.router.request import Sequence
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Allowance:
-    """`guess[i]`: most guessed nodes of sequence i. `total`: nodes of the step in all. `price`: survival below which a node is
-    not worth its cost."""
+    """`guess[i]`: most guessed nodes of sequence i. `total`: nodes of the step in all. `price`: survival below which a node is not worth
+    its cost, roughly; exactly it is `toll[n]`, the tokens that n + 1 guesses must bring together, and `entry_price`, what a node must
+    bring on top for each position that it attends to. Without tolls guesses are free."""
 
     guess: list[int]
     total: int
     price: float = 0.0
+    toll: list[float] = dataclasses.field(default_factory=list)
+    entry_price: float = 0.0
 
 
 class Budget(Protocol):
@@ -28,6 +31,73 @@ class Budget(Protocol):
         ...
 
 
-def no_guesses(sequences: list[Sequence]) -> Allowance | None:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Round:
+    """A finished step. `roots`: rows that decoded, each of which brings a token without any guess. `rows`: of the forward, `nodes` of them
+    guesses and `prefill_tokens` prompt. `asked`: sequences that might have guesses. `read`: tokens of all that decoded. `tokens`:
+    committed. `draft_seconds` are part of `seconds`."""
+
+    roots: int
+    rows: int
+    nodes: int
+    asked: int
+    read: int
+    tokens: int
+    seconds: float
+    draft_seconds: float
+    prefill_tokens: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a controller thinks, for metrics and people. `budget`, `asked`, `price`: of the last step that had guesses: nodes, sequences,
+    λ. `gain`: tokens a second over those of plain decoding, as expected. `expected_seconds`, `surprise`: of the last step without prompts,
+    and measured over expected. `drift`: how much slower (> 1) the machine is than when it was profiled. `guards`: state by least number of
+    sequences."""
+
+    controller: str
+    budget: int = 0
+    asked: int = 0
+    price: float = 0.0
+    gain: float = 1.0
+    expected_seconds: float = 0.0
+    surprise: float = 1.0
+    drift: float = 1.0
+    guards: dict[int, str] = dataclasses.field(default_factory=dict)
+
+
+class Controller(Budget, Protocol):
+    """A budget that learns. Hears of steps in the order in which they ended."""
+
+    def landed(self, sequence: Sequence, nodes: int, accepted: int) -> None:
+        """What came of asking about this sequence: so many nodes were verified, and so many held."""
+        ...
+
+    def stepped(self, round: Round) -> None: ...
+    def forget(self, sequence: Sequence) -> None:
+        """It has ended. Idempotent."""
+        ...
+
+    def snapshot(self) -> Snapshot: ...
+
+
+class NoGuesses:
     """`--speculator none`."""
-    return None
+
+    def __call__(self, sequences: list[Sequence]) -> Allowance | None:
+        return None
+
+    def landed(self, sequence: Sequence, nodes: int, accepted: int) -> None:
+        return None
+
+    def stepped(self, round: Round) -> None:
+        return None
+
+    def forget(self, sequence: Sequence) -> None:
+        return None
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot("none")
+
+
+no_guesses = NoGuesses()

@@ -44,6 +44,8 @@ class Run(msgspec.Struct, frozen=True):
     prompt_logprobs: list[float]
     drafted: int = 0
     accepted: int = 0
+    asked: int = 0
+    """guesses it might have had"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ pool holds the longest sequence: everything that was accepted ends.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 
 import msgspec
@@ -25,7 +26,7 @@ from forerun.messages import Admit, Emit, Feed, Ready, StepPlan, StepResult
 from forerun.router.admission import Admission
 from forerun.router.entry import Entry
 from forerun.router.events import Admitted, Ended, Event, Failed, Preempted, Stepped, Tally, Tokens
-from forerun.router.guesses import Budget, no_guesses
+from forerun.router.guesses import Allowance, Budget, no_guesses
 from forerun.router.ledger import Ledger
 from forerun.router.observer import Load
 from forerun.router.pace import Pace
@@ -42,6 +43,8 @@ AHEAD = 2
 
 DEADLINE = Failure("Deadline exceeded", "deadline_exceeded", 504)
 """504, not 4xx: the request was sound, the server was too slow for it. Not 429 or 503, which clients answer by sending it again."""
+
+_NO_GUESSES = Allowance([], 0)
 
 
 class Scheduler:
@@ -144,13 +147,14 @@ class Scheduler:
         step = Step(self._number + 1)
         feed: list[Feed] = []
         decoding, behind = self._choose()
-        budget, price = self._feed_decoding(step, feed, decoding)
+        guesses = self._feed_decoding(step, feed, decoding)
         admit = self._feed_behind(step, feed, behind, now)
         if not feed:
             return None
         self._number = step.number
         self._steps.append(step)
-        return StepPlan(step.number, admit, feed, self._rows.drops(), budget, price)
+        drops = self._rows.drops()
+        return StepPlan(step.number, admit, feed, drops, guesses.total, guesses.price, guesses.toll, guesses.entry_price)
 
     def apply(self, result: StepResult, now: float) -> list[Event]:
         """Take in the result of the oldest plan on the way. Returns everything that happened since the last call."""
@@ -159,8 +163,9 @@ class Scheduler:
         step = self._steps.popleft()
         self._landed = step.number
         emits = {emit.row: emit for emit in result.emit}
-        tokens = drafted = accepted = 0
-        for fed in step.fed:
+        tokens = drafted = accepted = roots = asked = read = 0
+        accepted_at: list[int] = []
+        for place, fed in enumerate(step.fed):
             if fed.entry.over:
                 continue
             emit = emits.get(fed.row)
@@ -171,9 +176,15 @@ class Scheduler:
                 tokens += len(emit.tokens)
                 drafted += emit.drafted
                 accepted += emit.accepted
+                if place < step.decode_rows:
+                    roots += 1
+                    asked += fed.guess > 0
+                    read += len(fed.entry.sequence.tokens)
+                    _count(accepted_at, emit.accepted)
             self._land(fed, emit, now)
         self._pace.stepped(step.prefill_tokens, (result.draft_us + result.verify_us) / 1e6)
-        self._events.append(Stepped(Tally(step.number, step.prefill_tokens, step.decode_rows, tokens, drafted, accepted)))
+        tally = Tally(step.number, step.prefill_tokens, step.decode_rows, tokens, drafted, accepted, roots, asked, read, accepted_at)
+        self._events.append(Stepped(tally))
         return self.take_events()
 
     def _open(self, ready: Ready, singly: bool = False) -> None:
@@ -216,8 +227,8 @@ class Scheduler:
                 decoding.append((entry, self._ledger.grow(entry, lacking)))
         return decoding, behind
 
-    def _feed_decoding(self, step: Step, feed: list[Feed], decoding: list[tuple[Entry, list[int]]]) -> tuple[int, float]:
-        """One known token a row, and guesses where the budget has some. Returns the step's guesses in all and their price."""
+    def _feed_decoding(self, step: Step, feed: list[Feed], decoding: list[tuple[Entry, list[int]]]) -> Allowance:
+        """One known token a row, and guesses where the budget has some. Returns what the step may guess in all, and its price."""
         step.decode_rows = len(decoding)
         allowance = self._budget([entry.sequence for entry, _ in decoding]) if decoding else None
         if allowance is None or allowance.total <= 0:
@@ -226,7 +237,7 @@ class Scheduler:
                 entry.ahead += 1
                 step.fed.append(Fed(entry, entry.number, 1, 0, True))
                 feed.append(Feed(entry.number, 1, 0, pages))
-            return 0, 0.0
+            return _NO_GUESSES
         most = 0
         for (entry, pages), wanted in zip(decoding, allowance.guess, strict=True):
             guess, more = self._room_for_guesses(entry, wanted)
@@ -235,7 +246,7 @@ class Scheduler:
             step.fed.append(Fed(entry, entry.number, 1, guess, True))
             feed.append(Feed(entry.number, 1, guess, pages + more))
             most += guess
-        return min(most, allowance.total), allowance.price
+        return dataclasses.replace(allowance, total=min(most, allowance.total)) if most else _NO_GUESSES
 
     def _room_for_guesses(self, entry: Entry, wanted: int) -> tuple[int, list[int]]:
         """As many guesses as may be of use and find room without driving anybody out, and the pages granted for them."""
@@ -324,7 +335,7 @@ class Scheduler:
             if emit.tokens and sequence.first_token_at == 0.0:
                 sequence.first_token_at = now
             sequence.tokens.extend(emit.tokens)
-            run = Run(emit.tokens, emit.logprobs, emit.top, prompt, emit.drafted, emit.accepted)
+            run = Run(emit.tokens, emit.logprobs, emit.top, prompt, emit.drafted, emit.accepted, fed.guess)
             self._events.append(Tokens(sequence, run))
         if entry.running:
             entry.computed = len(sequence.tokens) - 1 if fed.picks else entry.computed + fed.known
@@ -360,3 +371,11 @@ class Scheduler:
         """It gives up its row and its pages. Steps on the way still write to them; the next plan comes after those."""
         self._rows.leave(entry)
         self._ledger.leave(entry)
+
+
+def _count(rows: list[int], depth: int) -> None:
+    """One more row that got so deep."""
+    while len(rows) < depth:
+        rows.append(0)
+    for place in range(depth):
+        rows[place] += 1

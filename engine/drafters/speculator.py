@@ -10,9 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from forerun.engine.drafters.choose import choose, keep, survivals
 from forerun.engine.drafters.draft import Commit, Draft, Drafter, Needs, Room, prune
 from forerun.engine.kv import Table
 from forerun.engine.rows import Row, Share
+from forerun.messages import StepPlan
 
 log = logging.getLogger(__name__)
 
@@ -38,15 +40,17 @@ class Speculator:
         """Every commit must be told, with features."""
         return not self._drafter.needs.lazy and self.failures < MOST_FAILURES
 
-    def draft(self, shares: Sequence[Share], table: Table, budget: int, price: float) -> None:
-        """Set the draft of every share that may guess. `budget`: nodes in all; `price`: least survival of a node. A drafter hears of a row
-        before it is asked about it, so there must be a token before the root."""
+    def draft(self, shares: Sequence[Share], table: Table, plan: StepPlan) -> None:
+        """Set the draft of every share that may guess. Where the plan has tolls, all drafts compete for it; otherwise they take of its
+        budget in turn. A drafter hears of a row before it is asked about it, so there must be a token before the root."""
         asked: list[Share] = []
         rooms: list[Room] = []
+        budget, price = (0, 0.0) if plan.toll else (plan.budget, plan.price)
         for share in shares:
             if not share.guess:
                 continue
-            room = self._room(share, min(share.guess, budget), table.reach(share.row.number), price)
+            most = share.guess if plan.toll else min(share.guess, budget)
+            room = self._room(share, most, table.reach(share.row.number), price)
             if room.nodes > 0 and room.depth > 0 and share.ends and not share.row.cold and len(share.row.tokens) > 1:
                 asked.append(share)
                 rooms.append(room)
@@ -60,10 +64,21 @@ class Speculator:
             drafts = self._drafter.propose([row.number for row in rows], [room.nodes for room in rooms])
             for share, draft, room in zip(asked, drafts, rooms, strict=True):
                 share.draft = prune(draft, room)
+            if plan.toll:
+                self._choose(asked, plan)
         except Exception as error:
             self._fail("propose", rows, error)
             for share in asked:
                 share.draft = Draft.none()
+
+    def _choose(self, shares: Sequence[Share], plan: StepPlan) -> None:
+        """Leave of all drafts what is worth its toll."""
+        worth = [
+            [survival - plan.entry_price * len(share.row.tokens) for survival in survivals(share.draft)] if share.draft.count else []
+            for share in shares
+        ]
+        for share, nodes in zip(shares, choose(worth, plan.toll)):
+            share.draft = keep(share.draft, nodes)
 
     def absorb(self, commit: Commit, rows: Sequence[Row]) -> None:
         """What became true in a step; for drafters that hear all."""

@@ -1,0 +1,64 @@
+"""Which nodes of the drafts at hand are verified: those that together are worth their toll.
+
+The front says what guesses have to bring, the drafts say how likely each is to bring it; so the choice is made here, where both are known,
+and with nothing stale in it. Taken in order of their worth, nodes n = 0, 1, … have the survivals s[0] ≥ s[1] ≥ …; those up to the n that
+maximizes s[0] + … + s[n] − toll[n] are kept, or none if that is negative. Tolls come in stairs (tiles, cache sizes), so all n are
+tried; the first that is no better than the one before says nothing about the next. Any choice is exact: it cannot change the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from forerun.engine.drafters.draft import Draft
+
+
+def survivals(draft: Draft) -> list[float]:
+    """Probability that each node is accepted: the product of the confidences on its path."""
+    found: list[float] = []
+    for parent, confidence in zip(draft.parent, draft.confidence):
+        found.append(confidence if parent < 0 else confidence * found[parent])
+    return found
+
+
+def choose(worth: Sequence[Sequence[float]], toll: Sequence[float]) -> list[list[int]]:
+    """`worth[r][i]`: survival of node i of draft r, less what this node costs beyond the others; a child is worth no more than its parent.
+    `toll[n]`: what n + 1 nodes have to bring. Returns the nodes of each draft that are kept, ascending, parents included."""
+    order = sorted([(-value, r, i) for r, values in enumerate(worth) for i, value in enumerate(values)])
+    kept: list[list[int]] = [[] for _ in worth]
+    total = best = 0.0
+    count = 0
+    for n, (negative, _, _) in enumerate(order[: len(toll)]):
+        total -= negative
+        if total - toll[n] > best:
+            best, count = total - toll[n], n + 1
+    for _, r, i in order[:count]:
+        kept[r].append(i)
+    for nodes in kept:
+        nodes.sort()
+    return kept
+
+
+def keep(draft: Draft, nodes: Sequence[int]) -> Draft:
+    """The part of a draft with these nodes; each comes behind its parent, which is one of them."""
+    if len(nodes) == draft.count:
+        return draft
+    place = {node: at for at, node in enumerate(nodes)}
+    parents = [draft.parent[node] for node in nodes]
+    return Draft(
+        [draft.token[node] for node in nodes],
+        [place[parent] if parent >= 0 else -1 for parent in parents],
+        [draft.confidence[node] for node in nodes],
+        [draft.probe[node] for node in nodes],
+    )
+
+
+def census(drafts: Iterable[Draft]) -> list[int]:
+    """How many nodes stand 1, 2, … steps behind their root."""
+    found: list[int] = []
+    for draft in drafts:
+        for depth in draft.depths():
+            if depth > len(found):
+                found.append(0)
+            found[depth - 1] += 1
+    return found

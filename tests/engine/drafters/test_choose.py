@@ -1,0 +1,82 @@
+"""Which nodes are kept: the best that any choice could earn, whole paths only, and never more than the tolls allow."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.engine.drafters.choose import census, choose, keep, survivals
+from forerun.engine.drafters.draft import Draft
+
+
+@st.composite
+def drafts(draw: st.DrawFn) -> Draft:
+    count = draw(st.integers(0, 4))
+    parent = [draw(st.integers(-1, i - 1)) for i in range(count)]
+    confidence = [draw(st.floats(0.0, 1.0)) for _ in range(count)]
+    return Draft(list(range(10, 10 + count)), parent, confidence, [False] * count)
+
+
+tolls = st.lists(st.floats(0.0, 1.0), max_size=8).map(lambda steps: [sum(steps[: n + 1]) for n in range(len(steps))])
+
+
+def earned(worth: list[list[float]], kept: list[list[int]], toll: list[float]) -> float:
+    count = sum(map(len, kept))
+    return sum(values[i] for values, nodes in zip(worth, kept) for i in nodes) - (toll[count - 1] if count else 0.0)
+
+
+@given(st.lists(drafts(), min_size=1, max_size=3), tolls, st.floats(0.0, 0.3))
+def test_no_choice_of_whole_paths_earns_more(several: list[Draft], toll: list[float], own: float) -> None:
+    worth = [[value - own for value in survivals(draft)] for draft in several]
+    kept = choose(worth, toll)
+    assert sum(map(len, kept)) <= len(toll)
+    for draft, nodes in zip(several, kept):
+        assert all(draft.parent[node] in (-1, *nodes) for node in nodes), "a node without its parent"
+    best = max(
+        (
+            earned(worth, [list(nodes) for nodes in choice], toll)
+            for choice in product(
+                *([[i for i in range(draft.count) if bits >> i & 1] for bits in range(1 << draft.count)] for draft in several)
+            )
+            if sum(map(len, choice)) <= len(toll)
+        ),
+        default=0.0,
+    )
+    assert earned(worth, kept, toll) == pytest.approx(max(best, 0.0))
+
+
+@given(drafts(), st.sets(st.integers(0, 3)))
+def test_what_is_kept_is_the_same_tree_without_the_rest(draft: Draft, chosen: set[int]) -> None:
+    nodes = [i for i in range(draft.count) if i in chosen]
+    closed = [i for i in nodes if all(parent in chosen for parent in ancestors(draft, i))]
+    kept = keep(draft, closed)
+    assert kept.paths() == [draft.paths()[i] for i in closed]
+    assert kept.confidence == [draft.confidence[i] for i in closed]
+
+
+def ancestors(draft: Draft, node: int) -> list[int]:
+    found = []
+    while (node := draft.parent[node]) >= 0:
+        found.append(node)
+    return found
+
+
+def test_free_rows_are_filled_and_dear_ones_are_not() -> None:
+    worth = [[0.9, 0.5, 0.1], [0.3, 0.2]]
+    assert choose(worth, [0.0] * 8) == [[0, 1, 2], [0, 1]]
+    assert choose(worth, [0.0, 0.0, 0.9, 1.8]) == [[0, 1], []]
+    assert choose(worth, []) == [[], []]
+
+
+def test_it_looks_behind_a_stair() -> None:
+    """A first guess that costs more than it can bring pays with seven others."""
+    assert choose([[0.9, 0.8, 0.7]], [1.3, 1.3, 1.3]) == [[0, 1, 2]]
+    assert choose([[0.9, 0.2]], [1.3, 1.3, 1.3]) == [[]]
+
+
+def test_nodes_are_counted_by_depth() -> None:
+    tree = Draft([1, 2, 3, 4], [-1, -1, 0, 2], [1.0] * 4, [False] * 4)
+    assert census([tree, Draft.chain([5, 6]), Draft.none()]) == [3, 2, 1]
