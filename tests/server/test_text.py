@@ -177,3 +177,34 @@ def test_an_older_tokenizer_is_converted_once(tmp_path: Path, monkeypatch: pytes
     assert made.eos_ids == (rust.token_to_id("hello"),)
     monkeypatch.setattr("forerun.server.text._convert", lambda *_: pytest.fail("converted twice"))
     assert Tokenizer.load(model, config)._rust.encode("hello").ids == made._rust.encode("hello").ids
+
+
+OWN_CODE = """
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+class OwnTokenizer(PreTrainedTokenizerFast):
+    def __init__(self, vocab_file=None, **more):
+        open(vocab_file + ".ran", "w").close()
+        super().__init__(tokenizer_object=Tokenizer.from_file(vocab_file), **more)
+    vocab_files_names = {"vocab_file": "own.vocab.json"}
+"""
+
+
+@pytest.mark.slow
+def test_a_tokenizer_with_code_of_its_own_runs_only_with_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E07: the flag reaches every process, and nobody is asked on a terminal."""
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    model = tmp_path / "model"
+    model.mkdir()
+    tiny.byte_level().save(str(model / "own.vocab.json"))
+    (model / "own_tokenizer.py").write_text(OWN_CODE)
+    own = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": [None, "own_tokenizer.OwnTokenizer"]}}
+    (model / "tokenizer_config.json").write_text(json.dumps(own))
+    (model / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    flags = ["--model-id", str(model), "--huggingface-hub-cache", str(tmp_path / "cache" / "hub")]
+    with pytest.raises(TokenizerError, match="--trust-remote-code"):
+        Tokenizer.load(model, Config.parse(flags, {}))
+    assert not (model / "own.vocab.json.ran").exists()
+    made = Tokenizer.load(model, Config.parse([*flags, "--trust-remote-code"], {}))
+    assert made._rust.encode("hello").ids == tiny.byte_level().encode("hello").ids
