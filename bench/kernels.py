@@ -24,7 +24,7 @@ import torch
 
 from forerun.backends.base import AttentionSpec, Backend, Pool, PoolSpec, Weight
 from forerun.backends.cpu.backend import NativeCpu, open_native
-from forerun.backends.cpu.weights import Regions
+from forerun.backends.cpu.regions import huge_pages
 from forerun.engine.batch import Batch
 from forerun.engine.models.model import Output
 
@@ -132,7 +132,7 @@ def least(run: Callable[[], object], seconds: float) -> float:
 
 def bandwidth(backend: NativeCpu, count: int, seconds: float) -> float:
     """Bytes a second that memory of the weights' size and kind is read with."""
-    memory = Regions().take(count).fill_(1)
+    memory = huge_pages(count).fill_(1)
     return count / least(lambda: backend.library.read(memory.data_ptr(), count), seconds)
 
 

@@ -7,6 +7,7 @@ where there is no compiler; slow, and said so once in the log. Both keep the pro
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from forerun.backends.cpu import torch_ops, weights
 from forerun.backends.cpu.library import Library
 from forerun.backends.cpu.memory import Limits
 from forerun.backends.cpu.native_ops import Captured, NativeOps
+from forerun.backends.cpu.regions import Regions, huge_pages
 from forerun.kernels.cpu.build import BuildError, build
 
 log = logging.getLogger(__name__)
@@ -52,8 +54,9 @@ class CpuBackend:
 
     def pool(self, spec: PoolSpec, pages: int) -> Pool:
         """Keys lie transposed in memory, [.., D, page_tokens]: one load gives the same dimension of sixteen positions."""
-        keys = torch.zeros(spec.layers, pages, spec.kv_heads, spec.head_dim, PAGE_TOKENS, dtype=spec.dtype).transpose(3, 4)
-        return Pool(spec, keys, torch.zeros(keys.shape, dtype=spec.dtype))
+        shape = (spec.layers, pages, spec.kv_heads, spec.head_dim, PAGE_TOKENS)
+        keys, values = (huge_pages(math.prod(shape) * spec.dtype.itemsize).view(spec.dtype) for _ in range(2))
+        return Pool(spec, keys.view(shape).transpose(3, 4), values.view(*shape[:3], PAGE_TOKENS, spec.head_dim))
 
     def synchronize(self) -> None:
         return None
@@ -68,7 +71,7 @@ class NativeCpu(CpuBackend):
     def __init__(self, library: Library, threads: int, limits: Limits, memory_fraction: float) -> None:
         super().__init__(threads, limits, memory_fraction)
         self.library = library
-        self._regions = weights.Regions()
+        self._regions = Regions()
         self.ops = self._ops = NativeOps(library)
         self.caps = _caps((torch.bfloat16, torch.float32) if library.isa != "scalar" else (torch.float32, torch.bfloat16), graphs=True)
 
