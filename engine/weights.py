@@ -63,11 +63,14 @@ class MappedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.size = path.stat().st_size
-        if not self.size:
-            raise StartError(f"{path} is empty", "fetch the model again")
-        with path.open("rb") as file:
-            self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        try:
+            self.size = path.stat().st_size
+            if not self.size:
+                raise StartError(f"{path} is empty", "fetch the model again")
+            with path.open("rb") as file:
+                self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except OSError as error:  # a link of the hub cache whose file is gone, or a file of somebody else
+            raise StartError(f"{path} cannot be read: {error.strerror}", "check its permissions, or fetch the model again") from error
         if self.memory[:20] == b"version https://git-":
             raise StartError(f"{path} is a Git LFS pointer, not the file itself", "run `git lfs pull` in the model folder")
 

@@ -168,9 +168,11 @@ class Server:
         router.open()
         try:
             services.tokenizer = await _in_a_thread(lambda: _tokenizer(self._config))
-        except (ModelNotFound, TokenizerError) as error:
+        except ModelNotFound as error:
             offline = "HF_HUB_OFFLINE is set, so nothing was downloaded" if self._config.model.hf_hub_offline else ""
             raise Failed(str(error), offline) from error
+        except TokenizerError as error:
+            raise Failed(str(error)) from error
         await router.became_ready.wait()
         # What starting left behind lives as long as the process: the collector need not walk it while tokens are waiting.
         gc.collect()
@@ -214,7 +216,7 @@ class Server:
             max_concurrent_requests=limits.max_concurrent_requests,
         )
         if self._config.logging.hint:
-            body = '{"inputs": "What is the capital of France?", "parameters": {"max_new_tokens": 30}}'
+            body = '{"inputs": "The capital of France is", "parameters": {"max_new_tokens": 20}}'
             print(f"\n  curl {self._address}/generate -H 'Content-Type: application/json' -d '{body}'\n", flush=True)
 
     async def _fail(self, router: Router, served: bool) -> None:

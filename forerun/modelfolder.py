@@ -28,7 +28,7 @@ class Folder:
 def inspect(path: Path, allow_pickle: bool = False) -> Folder:
     """`path`: a model folder or a GGUF file."""
     if path.is_file():
-        return Folder("in the file", path.name, path.stat().st_size, None, False, tuple(_pointer(path)))
+        return Folder("in the file", path.name, path.stat().st_size, None, False, tuple(unreadable(path)))
     faults: list[str] = []
     config = _json(path / "config.json", faults, needed=not any(path.glob("*.gguf")))
     chat = _json(path / "tokenizer_config.json", faults, needed=False)
@@ -36,8 +36,8 @@ def inspect(path: Path, allow_pickle: bool = False) -> Folder:
     if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")):
         if not any(path.glob("*.gguf")):
             faults.append(f"{path} has no tokenizer.json: add it, or give --tokenizer-name FOLDER")
-    elif (path / "tokenizer.json").is_file():
-        faults += _pointer(path / "tokenizer.json")
+    elif (path / "tokenizer.json").is_file() or (path / "tokenizer.json").is_symlink():
+        faults += unreadable(path / "tokenizer.json")
     text = config.get("text_config", config)
     architecture = (config.get("architectures") or [config.get("model_type", "unknown")])[0]
     template = "chat_template" in chat or any(path.glob("chat_template.*"))
@@ -51,13 +51,13 @@ def _weights(path: Path, allow_pickle: bool, faults: list[str]) -> tuple[str, in
         if not files:
             continue
         for file in files:
-            faults += _pointer(file) or (_truncated(file) if pattern == "*.safetensors" else [])
+            faults += unreadable(file) or (_truncated(file) if pattern == "*.safetensors" else [])
         faults += _missing_shards(path, files)
         if pattern == "*.bin" and not allow_pickle:
             faults.append(
                 f"{path} has .bin weights only, which can run code when read: convert them to safetensors, or give --allow-pickle"
             )
-        return f"{len(files)} {pattern.removeprefix('*.')}", sum(file.stat().st_size for file in files)
+        return f"{len(files)} {pattern.removeprefix('*.')}", sum(file.stat().st_size for file in files if file.exists())
     inside = sorted(file.parent.name for file in path.glob("*/*.safetensors"))
     hint = f"; the folder {path / inside[0]} has some: is it the model?" if inside else ""
     faults.append(f"{path} has no weights (*.safetensors, *.gguf): fetch the model again{hint}")
@@ -74,10 +74,16 @@ def _missing_shards(path: Path, files: list[Path]) -> list[str]:
     return faults + ([f"{index.name} names files that are not there: {', '.join(missing)}. Fetch the model again"] if missing else [])
 
 
-def _pointer(path: Path) -> list[str]:
-    with path.open("rb") as file:
-        if file.read(len(LFS)) != LFS:
-            return []
+def unreadable(path: Path) -> list[str]:
+    """Why a file that is listed in its folder cannot be what it should be; nothing if it can."""
+    if path.is_symlink() and not path.exists():
+        return [f"{path} is a link to a file that is not there: fetch the model again"]
+    try:
+        with path.open("rb") as file:
+            if file.read(len(LFS)) != LFS:
+                return []
+    except OSError as wrong:
+        return [f"{path} cannot be read ({wrong.strerror}): check its permissions, or fetch the model again"]
     return [f"{path} is a Git LFS pointer, not the file: run `git lfs pull` in the model folder"]
 
 

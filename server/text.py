@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import tokenizers
 
+from forerun import modelfolder
 from forerun.config import Config
 from forerun.hub import ModelNotFound, locate
 from forerun.server.detokenize import Detokenizer, vocabulary
@@ -144,6 +145,8 @@ def _with_bytes(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[tuple[i
 
 
 def _read(path: Path) -> tokenizers.Tokenizer:
+    for fault in modelfolder.unreadable(path):
+        raise TokenizerError(fault)
     try:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as wrong:  # the bindings raise plain Exception

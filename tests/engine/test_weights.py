@@ -82,6 +82,12 @@ def test_shards(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
 
 
+def test_a_link_whose_file_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "blobs" / "gone")
+    with pytest.raises(StartError, match=r"model.safetensors cannot be read: No such file.*fetch the model again"):
+        open_checkpoint(tmp_path)
+
+
 def test_several_files_without_an_index(tmp_path: Path) -> None:
     write(tmp_path, "one.safetensors")
     assert open_checkpoint(tmp_path).names() == set(TENSORS)

@@ -52,6 +52,19 @@ def test_a_broken_config(model: Path) -> None:
     assert "cannot be read" in fault(model)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_link_of_the_hub_cache_whose_file_is_gone(model: Path, name: str) -> None:
+    (model / name).unlink()
+    (model / name).symlink_to(model / "blobs" / "gone")
+    assert f"{model / name} is a link to a file that is not there" in " ".join(inspect(model).faults)
+
+
+def test_a_file_that_cannot_be_read(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    (model / "model.safetensors").symlink_to("/proc/self/mem")
+    assert "cannot be read" in fault(model)
+
+
 def test_no_weights_but_a_folder_inside(model: Path) -> None:
     (model / "model.safetensors").rename(model / "x.txt")
     assert "has no weights" in fault(model)

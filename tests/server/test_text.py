@@ -157,6 +157,9 @@ def test_a_broken_tokenizer_says_so(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(TokenizerError, match="cannot be read"):
         Tokenizer.load(tmp_path, Config())
+    (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(TokenizerError, match="git lfs pull"):
+        Tokenizer.load(tmp_path, Config())
     (tmp_path / "generation_config.json").write_text("{")
     tiny.byte_level().save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(TokenizerError, match=r"generation_config\.json cannot be read"):
