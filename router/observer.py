@@ -23,6 +23,11 @@ class StepReport:
     accepted: int
     draft_us: int
     verify_us: int
+    asked: int = 0
+    """rows that might have had guesses"""
+    drafted_at: list[int] = dataclasses.field(default_factory=list)
+    accepted_at: list[int] = dataclasses.field(default_factory=list)
+    """guesses verified, and rows whose guess was accepted, 1, 2, … steps behind the newest token"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ import structlog
 
 from forerun.messages import Inject, Progress, Ready, Start, StepResult
 from forerun.router.events import Event, Tally
+from forerun.router.guesses import Controller, Round, Snapshot, no_guesses
 from forerun.router.link import Death, Link
 from forerun.router.observer import Load, Observer, StepReport
 from forerun.router.policy import Policy
@@ -59,6 +60,10 @@ class Overseer(Protocol):
         """How to batch on this worker, which is ready. Raises ValueError when it cannot serve what was asked of it."""
         ...
 
+    def controller(self, ready: Ready) -> Controller:
+        """Who decides how much is guessed on this worker. Raises ValueError as `terms`."""
+        ...
+
     def changed(self) -> None:
         """`state` is another one than before."""
         ...
@@ -82,6 +87,7 @@ class Replica:
         self._observer = observer
         self._loop = asyncio.get_running_loop()
         self._scheduler: Scheduler | None = None
+        self._controller: Controller = no_guesses
         self._live: dict[Sequence, None] = {}
         self._sent: collections.deque[float] = collections.deque()
         """when each plan on the way was sent"""
@@ -125,7 +131,7 @@ class Replica:
         """Its stream hears nothing any more. Idempotent."""
         if self._scheduler is not None:
             self._scheduler.cancel(sequence)
-        self._live.pop(sequence, None)
+        self._leave(sequence)
 
     def fail_all(self, failure: Failure) -> None:
         for sequence in list(self._live):
@@ -134,6 +140,9 @@ class Replica:
 
     def load(self) -> Load:
         return self._scheduler.load() if self._scheduler else Load(0, 0, 0, 0, 0, 1)
+
+    def speculation(self) -> Snapshot:
+        return self._controller.snapshot()
 
     def inject(self, message: Inject) -> None:
         if self._link is not None:
@@ -164,7 +173,8 @@ class Replica:
         try:
             policy = self._overseer.terms(message)
             if self._scheduler is None:
-                self._scheduler = Scheduler(message, policy)
+                self._controller = self._overseer.controller(message)
+                self._scheduler = Scheduler(message, policy, self._controller)
             else:
                 self._scheduler.restart(message, self._suspects.several)
         except ValueError as error:
@@ -238,6 +248,8 @@ class Replica:
     # What the scheduler says (events.Listener).
 
     def tokens(self, sequence: Sequence, run: Run) -> None:
+        if run.asked:
+            self._controller.landed(sequence, run.drafted, run.accepted)
         if sequence.cancelled:
             return
         try:
@@ -251,12 +263,12 @@ class Replica:
 
     def ended(self, sequence: Sequence, reason: str) -> None:
         if not sequence.cancelled:
-            self._live.pop(sequence, None)
+            self._leave(sequence)
             sequence.stream.end(reason)
 
     def failed(self, sequence: Sequence, failure: Failure) -> None:
         if not sequence.cancelled:
-            self._live.pop(sequence, None)
+            self._leave(sequence)
             sequence.stream.fail(failure)
 
     def admitted(self, sequence: Sequence, hit_tokens: int) -> None:
@@ -268,6 +280,12 @@ class Replica:
 
     def stepped(self, tally: Tally) -> None:
         result, seconds = self._landing
+        draft_seconds = result.draft_us / 1e6 if tally.asked else 0.0
+        self._controller.stepped(
+            Round(
+                tally.roots, result.rows, result.nodes, tally.asked, tally.read, tally.tokens, seconds, draft_seconds, tally.prefill_tokens
+            )
+        )
         self._trusted = self._trusted or tally.tokens > 0
         self._observer.stepped(
             StepReport(
@@ -281,6 +299,9 @@ class Replica:
                 accepted=tally.accepted,
                 draft_us=result.draft_us,
                 verify_us=result.verify_us,
+                asked=tally.asked,
+                drafted_at=result.depths,
+                accepted_at=tally.accepted_at,
             )
         )
 
@@ -324,6 +345,10 @@ class Replica:
             self._scheduler.expire(time.monotonic())
             self._pump_and_tell()
             self._observer.load(self._scheduler.load())
+
+    def _leave(self, sequence: Sequence) -> None:
+        self._live.pop(sequence, None)
+        self._controller.forget(sequence)
 
     def _become(self, state: State) -> None:
         self.state = state

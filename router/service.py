@@ -19,6 +19,8 @@ from forerun.config import Config
 from forerun.messages import Inject, Progress, Ready, SamplingParams, Start
 from forerun.router import limits as limit_rules
 from forerun.router.balance import Balance
+from forerun.router.controller.make import make
+from forerun.router.guesses import Controller, Snapshot
 from forerun.router.limits import LimitError as LimitError
 from forerun.router.limits import Limits as Limits
 from forerun.router.link import Death, Link
@@ -148,6 +150,10 @@ class Router:
             page_tokens=max((load.page_tokens for load in loads), default=1),
         )
 
+    def speculation(self) -> list[Snapshot]:
+        """What the controller of each replica thinks."""
+        return [replica.speculation() for replica in self._replicas]
+
     def inject(self, message: Inject) -> None:
         """Test hook. Raises PermissionError unless the server was started with test faults."""
         if not self._start.test_faults:
@@ -185,6 +191,9 @@ class Router:
         self.limits = limits
         return limit_rules.policy(self._config, limits)
 
+    def controller(self, ready: Ready) -> Controller:
+        return make(self._config.speculation, ready, _guard_changed)
+
     def changed(self) -> None:
         states = [replica.state for replica in self._replicas]
         if State.READY in states:
@@ -205,3 +214,9 @@ _REFUSALS = {
     Phase.DRAINING: "The server is shutting down",
     Phase.FAILED: "The model cannot generate any more",
 }
+
+
+def _guard_changed(least: int, state: str) -> None:
+    """A breaker opened, or closed again."""
+    what = "Guessing lost time and is switched off" if state == "open" else "Guessing pays again"
+    _log.info(what, sequences=f"{least} and more" if least > 1 else "1")

@@ -1,0 +1,106 @@
+"""What a step takes now: a profile measured at start, corrected by every step since.
+
+    seconds = factor(rows) · (profile[rows] + segments · share + positions read · read + positions scored · score)
+
+`rows` of the target's forward belong to `segments`, one for each sequence: its root and its guesses. The KV of a sequence is read once
+for all its rows, but each row is scored against it. The profile is a staircase (tiles, cache sizes) and not even monotone, so it is
+looked up for every row count that was measured and never smoothed; only between buckets it is read as a line.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from forerun.router.controller.filter import KNOTS, Filter
+
+
+class Costs(msgspec.Struct, frozen=True):
+    """A profile. `steps`: (rows, seconds) of steps of one sequence with next to no context, ascending from one row. The rest: seconds that
+    each further sequence, each position read and each position scored by a row add."""
+
+    steps: list[tuple[int, float]]
+    segment_seconds: float = 0.0
+    read_seconds: float = 0.0
+    score_seconds: float = 0.0
+
+
+class CostTable:
+    """`most`: rows of the largest step that anybody will ask about. ValueError for a profile that does not start with one row."""
+
+    def __init__(self, costs: Costs, most: int) -> None:
+        if not costs.steps or costs.steps[0][0] != 1 or min(seconds for _, seconds in costs.steps) <= 0:
+            raise ValueError("a cost profile starts with one row and has no step that takes no time: profile the worker again")
+        self.costs = costs
+        self.surprise = 1.0
+        """measured over expected seconds of the last step"""
+        self._base = [costs.steps[0][1], *_dense(costs.steps, most)]
+        self._knots = [_knot(rows) for rows in range(most + 1)]
+        self._filter = Filter()
+
+    @property
+    def drift(self) -> float:
+        """By how much the machine is slower (> 1) or faster than when it was profiled, at one row."""
+        return math.exp(self._filter.value[0])
+
+    def factor(self, rows: int) -> float:
+        return math.exp(self._filter.at(*self._knots[min(rows, len(self._knots) - 1)]))
+
+    def profiled(self, rows: int, segments: int = 1, read: int = 0, scored: int = 0) -> float:
+        """Seconds by the profile alone."""
+        costs = self.costs
+        base = self._base[rows] if rows < len(self._base) else self._base[-1] * rows / (len(self._base) - 1)
+        return base + (segments - 1) * costs.segment_seconds + read * costs.read_seconds + scored * costs.score_seconds
+
+    def seconds(self, rows: int, segments: int = 1, read: int = 0, scored: int = 0) -> float:
+        """Seconds that such a step is expected to take now."""
+        return self.profiled(rows, segments, read, scored) * self.factor(rows)
+
+    def climb(self, rows: int, more: int, seconds: float) -> list[float]:
+        """What 1, 2, … `more` rows on top of `rows` add to a step that takes `seconds`; never less than nothing. Sizes that were not seen
+        for long are taken to be as cheap as they may be, or nobody would ever look again."""
+        last = min(rows + more, len(self._base) - 1)
+        base, knots, value = self._base, self._knots, self._filter
+        rest = seconds / self.factor(rows) - base[rows]
+        low = knots[rows][0]
+        relative = [0.0] * KNOTS
+        for knot in range(low, min(knots[last][0] + 2, KNOTS)):
+            relative[knot] = math.exp(value.value[knot] - value.at(*knots[rows]) - value.doubt(knot, low))
+        scale = self.factor(rows)
+        added: list[float] = []
+        for n in range(rows + 1, last + 1):
+            knot, share = knots[n]
+            factor = relative[knot] + share * (relative[knot + 1] - relative[knot]) if share else relative[knot]
+            added.append(max(0.0, (base[n] + rest) * factor * scale - seconds))
+        return added
+
+    def correct(self, measured_seconds: float, rows: int, segments: int = 1, read: int = 0, scored: int = 0) -> None:
+        """Learn from a finished step."""
+        if measured_seconds <= 0.0:
+            return
+        profiled = self.profiled(rows, segments, read, scored)
+        knot, share = self._knots[min(rows, len(self._knots) - 1)]
+        self.surprise = math.exp(self._filter.observe(knot, share, math.log(measured_seconds / profiled)))
+
+    def doubt(self, rows: int, other: int) -> float:
+        """How uncertain the ratio of two sizes' costs is, as a relative standard deviation."""
+        last = len(self._knots) - 1
+        return self._filter.doubt(self._knots[min(rows, last)][0], self._knots[min(other, last)][0])
+
+
+def _dense(steps: list[tuple[int, float]], most: int) -> list[float]:
+    """Seconds for 1 … most rows: as measured, on a line between measurements, in proportion to the rows beyond the last."""
+    found: list[float] = []
+    for (low, low_seconds), (high, high_seconds) in zip(steps, [*steps[1:], (0, 0.0)]):
+        for rows in range(low, high or most + 1):
+            part = (rows - low) / (high - low)
+            found.append(low_seconds + part * (high_seconds - low_seconds) if high else low_seconds * rows / low)
+    return found[:most]
+
+
+def _knot(rows: int) -> tuple[int, float]:
+    """Which knot is below so many rows, and how far it is to the next one; no share at the last."""
+    place = min(math.log2(max(rows, 1)), KNOTS - 1)
+    knot = int(place)
+    return knot, place - knot

@@ -1,0 +1,188 @@
+"""The controller: who is asked for guesses in the next step, and what guesses have to bring.
+
+`__call__` is the scheduler's `Budget`; `landed`, `stepped` and `forget` are how it hears what became of it. Decides for one replica; knows
+of sequences their length and their own limit only.
+
+    yields, costs ──▶ G, the tokens a second to expect ──▶ tolls ──▶ the worker keeps the guesses that are worth them
+                                 └──▶ who is worth the drafter's time
+    a finished step ──▶ costs (how long it took), yields (what each ask brought), guard (did it pay, all in all)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from forerun.router.controller.cost import Costs, CostTable
+from forerun.router.controller.drafting import Drafting
+from forerun.router.controller.guard import Breaker
+from forerun.router.controller.toll import MOST, Tolls, tolls
+from forerun.router.controller.yields import Mean, Yield
+from forerun.router.guesses import Allowance, Round, Snapshot
+from forerun.router.request import Sequence
+
+LARGEST_STEP = 2048
+"""rows up to which costs are looked up; a step with more costs in proportion"""
+LOOK_ROUNDS = 32
+"""at least so many between two looks at what a plain step takes now"""
+LOOKS = 2
+"""rounds of a look"""
+SURE = 2.0
+"""standard deviations by which guessing must be ahead for nobody to look whether it is"""
+_OUTLIER = 2.0
+"""A step that took longer than so many times what was expected says nothing about guesses: the guard sees no more than that."""
+
+
+class Price:
+    """`most`: guesses a sequence may have in a step. `cutoff`: decoding sequences above which nobody guesses (the hard stop; below it the
+    tolls close speculation by themselves). `changed` is told when a breaker changed its state: (least number of sequences it is for,
+    state)."""
+
+    def __init__(self, costs: Costs, most: int, cutoff: int | None = None, changed: Callable[[int, str], None] | None = None) -> None:
+        self._costs = CostTable(costs, LARGEST_STEP)
+        self._drafting = Drafting()
+        self._most = most
+        self._cutoff = cutoff
+        self._changed = changed
+        self._all = Mean()
+        self._yields: dict[Sequence, Yield] = {}
+        self._breakers: dict[int, Breaker] = {}
+        self._round = 0
+        self._plain_round = 0
+        """the last one without guesses"""
+        self._looks = 0
+        """rounds left of a look at plain steps"""
+        self._prompts = 0
+        """prompt tokens of the last step: there may be as many in the next"""
+        self._last = Allowance([], 0)
+        self._gain = 1.0
+        self._expected = 0.0
+
+    def __call__(self, sequences: list[Sequence]) -> Allowance | None:
+        self._round += 1
+        roots = len(sequences)
+        if self._most <= 0 or not roots or (self._cutoff is not None and roots > self._cutoff):
+            return None
+        allowance = self._allow(sequences) if self._breaker(roots).allows() else None
+        if allowance is None:
+            self._plain_round = self._round
+        return allowance
+
+    def landed(self, sequence: Sequence, nodes: int, accepted: int) -> None:
+        known = self._yields.get(sequence)
+        if known is not None:
+            known.mean.observe(nodes, accepted)
+            self._all.observe(nodes, accepted)
+
+    def stepped(self, round: Round) -> None:
+        self._drafting.observe(round.asked, round.draft_seconds)
+        self._prompts = round.prefill_tokens
+        if self._prompts or not round.roots:
+            return
+        costs, roots, read = self._costs, round.roots, round.read
+        plain = costs.seconds(roots, roots, read, read)
+        shape = round.rows, roots, read, read + round.nodes * read // roots
+        self._expected = costs.seconds(*shape) + round.draft_seconds
+        costs.correct(round.seconds - round.draft_seconds, *shape)
+        if round.asked:
+            breaker = self._breaker(roots)
+            seconds = min(round.seconds, _OUTLIER * self._expected)
+            if breaker.observe(round.tokens, seconds, roots, plain) and self._changed:
+                self._changed(_least(roots), breaker.state)
+
+    def forget(self, sequence: Sequence) -> None:
+        self._yields.pop(sequence, None)
+
+    def snapshot(self) -> Snapshot:
+        last, costs = self._last, self._costs
+        asked = sum(guess > 0 for guess in last.guess)
+        guards = {least: breaker.state for least, breaker in sorted(self._breakers.items())}
+        return Snapshot("price", last.total, asked, last.price, self._gain, self._expected, costs.surprise, costs.drift, guards)
+
+    def _allow(self, sequences: list[Sequence]) -> Allowance | None:
+        roots = len(sequences)
+        lengths = [len(sequence.tokens) for sequence in sequences]
+        read = sum(lengths)
+        known = [self._yields.get(sequence) or self._open(sequence) for sequence in sequences]
+        drafting = self._drafting.seconds(roots)
+        goodput, nodes = self._outlook(known, read, drafting)
+        if self._looks_at_plain(roots, nodes):
+            return None
+        rows = min(roots + self._prompts, LARGEST_STEP - MOST)
+        climb = self._costs.climb(rows, min(MOST, roots * self._most), self._costs.seconds(rows, roots, read, read))
+        charged = tolls(climb, goodput, self._costs.costs.score_seconds * self._costs.factor(rows))
+        # One node alone may be dear where many are not; so who asks is judged at what all of them would cost.
+        price = charged.price(nodes if nodes >= 1.0 else sum([one.mean.nodes for one in known]))
+        self._ask(known, [price + charged.entry * length for length in lengths], [goodput * seconds for seconds in drafting])
+        guess = [self._limit(sequence, charged) if one.asked else 0 for sequence, one in zip(sequences, known)]
+        total = min(sum(guess), len(charged.toll))
+        if not total:
+            return None
+        self._last = Allowance(guess, total, price, charged.toll[:total], charged.entry)
+        return self._last
+
+    def _outlook(self, known: list[Yield], read: int, drafting: list[float]) -> tuple[float, float]:
+        """Tokens a second and nodes to expect of a step without prompts, if the same sequences are asked about as in the last."""
+        roots = len(known)
+        accepted = nodes = 0.0
+        asked = 0
+        for one in known:
+            if one.asked:
+                accepted += one.mean.accepted
+                nodes += one.mean.nodes
+                asked += 1
+        plain = roots / self._costs.seconds(roots, roots, read, read)
+        if not asked:
+            self._gain = 1.0
+            return plain, 0.0
+        seconds = self._costs.seconds(roots + round(nodes), roots, read, read + int(nodes * read / roots)) + drafting[asked]
+        guessing = (roots + accepted) / seconds
+        self._gain = guessing / plain
+        return max(plain, guessing), nodes
+
+    def _looks_at_plain(self, roots: int, nodes: float) -> bool:
+        """Whether to go without guesses in this round, because guessing hardly pays and it is long ago that a plain step was seen."""
+        if self._looks == 0:
+            if nodes < 1.0 or self._round - self._plain_round < LOOK_ROUNDS:
+                return False
+            if math.log(self._gain) > SURE * self._costs.doubt(roots, roots + round(nodes)):
+                return False
+            self._looks = LOOKS
+        self._looks -= 1
+        return True
+
+    def _ask(self, known: list[Yield], prices: list[float], drafting: list[float]) -> None:
+        """Decide who is asked about. `prices[i]`: tokens that a node of sequence i costs; `drafting[k]`: tokens that k asks cost."""
+        worth = [one.worth(price) for one, price in zip(known, prices)]
+        order = sorted(range(len(known)), key=worth.__getitem__, reverse=True)
+        earned = best = 0.0
+        chosen = 0
+        for count, i in enumerate(order, 1):
+            if worth[i] <= 0.0:
+                break
+            earned += worth[i]
+            if earned - drafting[count] > best:
+                best, chosen = earned - drafting[count], count
+        cost = drafting[max(chosen, 1)] / max(chosen, 1)
+        for place, i in enumerate(order):
+            one = known[i]
+            one.asked = place < chosen
+            if place >= chosen and one.due <= self._round:
+                one.asked = True
+                one.pause(self._round, cost - worth[i])
+
+    def _limit(self, sequence: Sequence, charged: Tolls) -> int:
+        asked = sequence.request.speculate
+        return min(self._most if asked is None else min(asked, self._most), len(charged.toll))
+
+    def _open(self, sequence: Sequence) -> Yield:
+        opened = self._yields[sequence] = Yield(self._all)
+        return opened
+
+    def _breaker(self, roots: int) -> Breaker:
+        return self._breakers.setdefault(_least(roots), Breaker())
+
+
+def _least(roots: int) -> int:
+    """Batches of 1, 2, 3–4, 5–8, … sequences have a breaker each."""
+    return 1 if roots == 1 else (1 << (roots - 1).bit_length() - 1) + 1

@@ -1,0 +1,48 @@
+"""What guesses have to bring: the tolls of a step.
+
+A step is worth its guesses when their survival, together, exceeds the tokens that could have been had elsewhere in the time they add:
+
+    toll[n] = G · (T(rows + n + 1) − T(rows))          G: tokens a second that this replica makes
+
+The worker, which has the drafts, keeps the n that maximize Σ survival − toll (`engine/drafters/choose.py`). On a long run no rule earns
+more tokens a second than this one at the G it leads to (renewal theory; G follows by itself, since it is measured). The slope of the toll
+is the price λ of a node: nothing where rows are free, one when roots alone fill the machine, and then nobody guesses."""
+
+from __future__ import annotations
+
+import dataclasses
+
+FLOOR = 0.004
+"""Tokens that every node costs at least: handling it is never quite free, and a guess this unlikely helps nobody."""
+MOST = 256
+"""nodes of a step"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tolls:
+    """`toll[n]`: tokens that n + 1 guesses must bring; no step carries more guesses than it has entries. `entry`: what a node costs on top
+    for each position that it attends to."""
+
+    toll: list[float]
+    entry: float
+
+    def price(self, nodes: float) -> float:
+        """Tokens a node costs when a step has about so many, context left aside."""
+        if not self.toll:
+            return 1.0
+        n = max(1, min(len(self.toll), round(nodes)))
+        return self.toll[n - 1] / n
+
+
+def tolls(climb: list[float], goodput: float, entry_seconds: float) -> Tolls:
+    """`climb[n]`: seconds that n + 1 guesses add to the step. `goodput`: tokens a second. `entry_seconds`: a position scored by one row."""
+    least = FLOOR
+    toll: list[float] = []
+    for seconds in climb:
+        cost = seconds * goodput
+        toll.append(cost if cost > least else least)
+        least += FLOOR
+    # A guess brings a token at the most: where the last ones cost more than that, they are never kept.
+    while toll and toll[-1] - (toll[-2] if len(toll) > 1 else 0.0) >= 1.0:
+        toll.pop()
+    return Tolls(toll, entry_seconds * goodput)

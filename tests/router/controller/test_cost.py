@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.router.controller.cost import Costs, CostTable
+
+STEPS = [(1, 0.006), (2, 0.0061), (4, 0.0065), (8, 0.0075), (16, 0.011), (32, 0.018)]
+
+
+def table(most: int = 256) -> CostTable:
+    return CostTable(Costs(STEPS, segment_seconds=1e-4, read_seconds=1e-6, score_seconds=5e-7), most)
+
+
+def test_measured_counts_are_looked_up_exactly_and_others_lie_between() -> None:
+    costs = table()
+    for rows, seconds in STEPS:
+        assert costs.seconds(rows) == pytest.approx(seconds)
+    assert 0.0065 < costs.seconds(6) < 0.0075
+    assert costs.seconds(64) == pytest.approx(0.036)
+    assert costs.seconds(1000) == pytest.approx(0.018 * 1000 / 32)
+    assert costs.seconds(4, segments=3, read=1000, scored=2000) == pytest.approx(0.0065 + 2e-4 + 1e-3 + 1e-3)
+
+
+@pytest.mark.parametrize("steps", [[], [(2, 0.1)], [(1, 0.0), (2, 0.1)]])
+def test_a_profile_must_start_with_one_row_that_takes_time(steps: list[tuple[int, float]]) -> None:
+    with pytest.raises(ValueError, match="profile the worker"):
+        CostTable(Costs(steps), 8)
+
+
+@given(factor=st.floats(0.3, 4.0), seed=st.integers(0, 1000))
+def test_it_follows_a_machine_that_changed_speed_and_ignores_outliers(factor: float, seed: int) -> None:
+    chance = random.Random(seed)
+    costs = table()
+    for _ in range(200):
+        rows = chance.choice([1, 4, 16])
+        measured = costs.profiled(rows, 1, 500, 500) * factor * chance.uniform(0.97, 1.03)
+        costs.correct(measured * (50 if chance.random() < 0.1 else 1), rows, 1, 500, 500)
+    for rows in (1, 4, 8, 16):
+        assert costs.seconds(rows) == pytest.approx(costs.profiled(rows) * factor, rel=0.12)
+
+
+def test_a_climb_starts_where_the_step_stands() -> None:
+    costs = table()
+    plain = costs.seconds(2, 2, 1000, 1000)
+    climb = costs.climb(2, 40, plain)
+    assert len(climb) == 40
+    doubt = 0.08
+    for more in (2, 6, 14, 30):
+        exact = costs.seconds(2 + more, 2, 1000, 1000) - plain
+        assert exact - doubt * (plain + exact) <= climb[more - 1] <= exact
+
+
+def test_sizes_that_were_not_seen_are_taken_to_be_as_cheap_as_they_may_be() -> None:
+    costs = table()
+    for _ in range(300):
+        costs.correct(costs.profiled(1), 1)
+    before = costs.climb(1, 15, costs.seconds(1))[14]
+    for _ in range(100):
+        costs.correct(costs.profiled(16), 16)
+        costs.correct(costs.profiled(1), 1)
+    after = costs.climb(1, 15, costs.seconds(1))[14]
+    assert before < after == pytest.approx(0.005, rel=0.1)

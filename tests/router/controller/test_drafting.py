@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from forerun.router.controller.drafting import Drafting
+
+
+def test_nothing_is_charged_for_what_was_never_seen() -> None:
+    assert Drafting().seconds(3) == [0.0] * 4
+
+
+@pytest.mark.parametrize(("each", "all"), [(3e-5, 0.0), (0.0, 2e-3)], ids=["looks up", "computes"])
+def test_it_learns_what_drafting_costs(each: float, all: float) -> None:
+    drafting, chance = Drafting(), random.Random(0)
+    for _ in range(300):
+        asked = chance.choice([1, 2, 4, 8, 16])
+        outlier = 20 if chance.random() < 0.05 else 1
+        drafting.observe(asked, (all + each * asked) * chance.uniform(0.8, 1.25) * outlier)
+    seconds = drafting.seconds(16)
+    for asked in (1, 2, 4, 8, 16):
+        assert seconds[asked] == pytest.approx(all + each * asked, rel=0.4)
+
+
+def test_what_is_not_known_is_in_proportion_to_the_nearest_that_is() -> None:
+    drafting = Drafting()
+    drafting.observe(2, 2e-5)
+    assert drafting.seconds(20)[20] == pytest.approx(2e-4)
+    drafting.observe(0, 1.0)
+    drafting.observe(2, 0.0)
+    assert drafting.seconds(1)[1] == pytest.approx(1e-5)
