@@ -36,7 +36,7 @@ def build_app(config: Config, router: Router, services: Services) -> web.Applica
     app.on_response_prepare.append(edge.sign)
     pages = Pages(config, router, services.metrics)
     native = Native(config, Desk(config, router, services))
-    operations = [*_inference(native), *_questions(Health(router, services.metrics.batch), pages)]
+    operations = [*_inference(native), *_questions(Health(router, services), pages)]
     pages.document = document(operations, title="Forerun", version=__version__, secured=config.serving.api_key is not None)
     for one in operations:
         add = app.router.add_post if one.method == "POST" else app.router.add_get

@@ -19,8 +19,8 @@ from aiohttp import web
 from forerun.messages import SamplingParams
 from forerun.router.request import Failure, Request, Run
 from forerun.router.service import Phase, Refused, Router
-from forerun.server.metrics import BatchMetrics
 from forerun.server.schema import HealthError, LoadProgress
+from forerun.server.services import Services
 
 SILENT_SECONDS = 2.0
 """A worker says it is alive twice a second; silence of this many seconds, and of many steps, is not business as usual."""
@@ -33,9 +33,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Health:
-    def __init__(self, router: Router, batch: BatchMetrics) -> None:
+    def __init__(self, router: Router, services: Services) -> None:
         self._router = router
-        self._batch = batch
+        self._services = services
         self._probe: asyncio.Task[bool] | None = None
 
     async def health(self, http: web.Request) -> web.Response:
@@ -60,7 +60,7 @@ class Health:
 
     def _problem(self) -> HealthError | None:
         phase = self._router.phase
-        if phase is Phase.LOADING:
+        if phase is Phase.LOADING or (phase is Phase.READY and self._services.tokenizer is None):
             return self._loading()
         if phase is Phase.DRAINING:
             return HealthError("unhealthy: shutting down", "healthcheck")
@@ -87,7 +87,8 @@ class Health:
 
     async def _generates(self) -> bool:
         """Whether a token comes out soon: of any request, or of one of our own if the batch is idle."""
-        before, began = self._batch.committed_steps, time.monotonic()
+        batch = self._services.metrics.batch
+        before, began = batch.committed_steps, time.monotonic()
         listener = _OneToken()
         params = SamplingParams(seed=0, prompt_tokens=1, max_new_tokens=1, logprobs=False)
         request = Request("health", [0], params, began, deadline=began + PROBE_SECONDS, priority=PROBE_PRIORITY, cache=False)
@@ -98,7 +99,7 @@ class Health:
         try:
             while not listener.came.done() and time.monotonic() < began + PROBE_SECONDS:
                 await asyncio.wait((listener.came,), timeout=LOOK_SECONDS)
-                if self._batch.committed_steps > before:
+                if batch.committed_steps > before:
                     return True
         finally:
             self._router.cancel(sequence)

@@ -50,6 +50,18 @@ async def test_loading_shows_its_progress() -> None:
         }
 
 
+async def test_a_worker_without_a_tokenizer_is_not_ready() -> None:
+    """Whoever is healthy takes requests: health and inference must not contradict each other while one half still loads."""
+    async with serve() as front:
+        front.services.tokenizer, kept = None, front.services.tokenizer
+        for path in TGI:
+            assert (await front.get(path))[0].status == 503
+        assert (await front.get("/health/live"))[0].status == 200
+        assert (await front.post("/generate", {"inputs": "x"}))[0] == 429
+        front.services.tokenizer = kept
+        assert (await front.get("/health"))[0].status == 200 and (await front.post("/generate", {"inputs": "x"}))[0] == 200
+
+
 async def test_failure_is_named() -> None:
     async with serve() as front:
         front.router.phase = Phase.FAILED
