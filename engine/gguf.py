@@ -65,6 +65,11 @@ def q5_0(blocks: Tensor) -> Tensor:
     return half(blocks, 0) * (nibbles(blocks[:, 6:]) + fifth_bits(blocks[:, 2:6]) - 16)
 
 
+def q5_1(blocks: Tensor) -> Tensor:
+    """f16 scale, f16 minimum, u32 of fifth bits, 16 bytes: value · scale + minimum."""
+    return half(blocks, 0) * (nibbles(blocks[:, 8:]) + fifth_bits(blocks[:, 4:8])) + half(blocks, 2)
+
+
 def six_bit_pairs(packed: Tensor) -> tuple[Tensor, Tensor]:
     """The 12 bytes of Q4_K: eight 6-bit scales and eight 6-bit minima. Bytes 0–3 and 4–7 hold the first four of each in their low six
     bits; bytes 8–11 the low four bits of the last four (scale in the low nibble), whose upper two bits top bytes 0–3 and 4–7."""
@@ -77,8 +82,19 @@ def six_bit_pairs(packed: Tensor) -> tuple[Tensor, Tensor]:
 def q4_k(blocks: Tensor) -> Tensor:
     """f16 d, f16 dmin, 12 bytes of scales, 128 bytes. Weights come in 4 groups of 64: 32 bytes hold 32 low, then 32 high nibbles.
     Each run of 32 has its own scale and minimum: d · scale · nibble − dmin · minimum."""
+    return scaled(blocks, nibbles(blocks[:, 16:].reshape(-1, 32)).view(-1, 8, 32))
+
+
+def q5_k(blocks: Tensor) -> Tensor:
+    """As Q4_K, with 32 bytes of fifth bits before the nibbles: bit r of byte i belongs to weight i of run r."""
+    runs = torch.arange(8, dtype=torch.uint8)[None, :, None]
+    fifth = ((blocks[:, None, 16:48] >> runs) & 1).float() * 16
+    return scaled(blocks, nibbles(blocks[:, 48:].reshape(-1, 32)).view(-1, 8, 32) + fifth)
+
+
+def scaled(blocks: Tensor, values: Tensor) -> Tensor:
+    """float32 [blocks, 8, 32], a scale and a minimum for each run of 32 → [blocks, 256]."""
     scales, minima = six_bit_pairs(blocks[:, 4:16])
-    values = nibbles(blocks[:, 16:].reshape(-1, 32)).view(-1, 8, 32)
     return ((half(blocks, 0) * scales)[:, :, None] * values - (half(blocks, 2) * minima)[:, :, None]).flatten(1)
 
 
@@ -107,11 +123,13 @@ BLOCKS = {
     2: Block("Q4_0", 32, 18, q4_0),
     3: Block("Q4_1", 32, 20, q4_1),
     6: Block("Q5_0", 32, 22, q5_0),
+    7: Block("Q5_1", 32, 24, q5_1),
     8: Block("Q8_0", 32, 34, q8_0),
     12: Block("Q4_K", 256, 144, q4_k),
+    13: Block("Q5_K", 256, 176, q5_k),
     14: Block("Q6_K", 256, 210, q6_k),
 }
-OTHER = {7: "Q5_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 15: "Q8_K", 20: "IQ4_NL", 23: "IQ4_XS", 39: "MXFP4"}
+OTHER = {10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 20: "IQ4_NL", 23: "IQ4_XS", 39: "MXFP4"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ def test_blocks_equal_the_reference(kind: int, tmp_path: Path) -> None:
     noise = np.random.default_rng(0)
     data = noise.integers(0, 256, (24, 512 // block.weights * block.bytes), dtype=np.uint8)
     rows = data.reshape(-1, block.bytes)
-    for start in {"Q4_1": (0, 2), "Q4_K": (0, 2), "Q6_K": (208,)}.get(block.name, (0,)):
+    for start in {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(block.name, (0,)):
         scale = noise.normal(size=len(rows)).astype(np.float16).view(np.uint8).reshape(-1, 2)
         rows[:, start : start + 2] = scale
     out = writer(tmp_path / "x.gguf")
