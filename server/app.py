@@ -6,7 +6,9 @@ needs. The port answers from the first second; whatever cannot be done yet says 
 
 from __future__ import annotations
 
-from aiohttp import web
+import logging
+
+from aiohttp import http_exceptions, web
 
 from forerun import __version__
 from forerun.config import Config
@@ -26,7 +28,12 @@ KEEP_ALIVE_SECONDS = 75.0
 """An idle connection is kept for longer than the minute after which the usual proxies drop theirs, so that they never reuse a dead one."""
 FINISH_SECONDS = 2.0
 """What open connections get to read their last bytes after the router has drained."""
+HEADER_BYTES = 65536
+"""longest request line and longest header: tokens and cookies that proxies add pass the library's 8 kB, and TGI takes them"""
 NOT_SERVED = ("/v1/{rest:.*}", "/chat_tokenize", "/vertex")
+
+
+_http_log = logging.getLogger("forerun.http")
 
 
 def build_app(config: Config, router: Router, services: Services) -> web.Application:
@@ -51,14 +58,24 @@ def build_app(config: Config, router: Router, services: Services) -> web.Applica
 
 def make_runner(app: web.Application) -> web.AppRunner:
     """A runner under which a client that leaves cancels its handler at once. Signals stay launch.py's."""
+    _http_log.addFilter(_is_ours)
     return web.AppRunner(
         app,
         handler_cancellation=True,
         handle_signals=False,
+        logger=_http_log,
         access_log=None,
+        max_line_size=HEADER_BYTES,
+        max_field_size=HEADER_BYTES,
         keepalive_timeout=KEEP_ALIVE_SECONDS,
         shutdown_timeout=FINISH_SECONDS,
     )
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Broken HTTP and clients that leave in the middle are answered or dropped, not logged: anybody can send them as fast as they like."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, http_exceptions.HttpProcessingError | web.RequestPayloadError | ConnectionError)
 
 
 def _inference(native: Native) -> list[Operation]:

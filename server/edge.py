@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import socket
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -17,6 +18,8 @@ from forerun.server.errors import ApiError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _log = structlog.get_logger("forerun.server")
+UNREAD_SECONDS = 120.0
+"""A client that takes nothing in for so long while there is something to send, or whose machine is gone, is cut off."""
 _VARY = "origin, access-control-request-method, access-control-request-headers"
 
 
@@ -59,6 +62,9 @@ class Edge:
         headers["access-control-expose-headers"] = "*"
         headers[identity.HEADER] = http.get(identity.REQUEST_ID, "")
         headers.popall("Server", None)
+        if http.transport is not None and not http.transport.is_closing():
+            connection = http.transport.get_extra_info("socket")
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_SECONDS * 1000))
 
     def _check_key(self, http: web.Request) -> None:
         if self._expected is not None:

@@ -83,9 +83,10 @@ class Tokenizer:
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return await self._run(self._encode, text, add_special_tokens)
 
-    async def encode_offsets(self, text: str, add_special_tokens: bool = True) -> list[SimpleToken]:
-        """Ids with the bytes of `text` they stand for; tokens that stand for none (special ones) have 0, 0 and no text."""
-        return await self._run(self._encode_offsets, text, add_special_tokens)
+    async def encode_offsets(self, text: str, render: Callable[[Iterator[SimpleToken]], T]) -> T:
+        """Ids with the bytes of `text` they stand for; tokens that stand for none (special ones) have 0, 0 and no text. What `render` makes
+        of them, which is called where the text is tokenized: a million tokens are neither held as objects nor encoded on the loop."""
+        return await self._run(lambda text, special: render(self._offsets(text, special)), text, True)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self._rust.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -113,14 +114,12 @@ class Tokenizer:
         # Only the batch calls of tokenizers release the interpreter lock.
         return self._rust.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
-    def _encode_offsets(self, text: str, add_special_tokens: bool) -> list[SimpleToken]:
+    def _offsets(self, text: str, add_special_tokens: bool) -> Iterator[SimpleToken]:
         encoding = self._rust.encode_batch([text], add_special_tokens=add_special_tokens)[0]
         # One span at a time: `encoding.offsets` would hold the interpreter lock for all of them.
         spans = (encoding.token_to_chars(index) or (0, 0) for index in range(len(encoding)))
-        return [
-            SimpleToken(id=token_id, text=text[start:stop], start=first, stop=last)
-            for token_id, (start, stop, first, last) in zip(encoding.ids, _with_bytes(text, spans))
-        ]
+        for token_id, (start, stop, first, last) in zip(encoding.ids, _with_bytes(text, spans)):
+            yield SimpleToken(id=token_id, text=text[start:stop], start=first, stop=last)
 
 
 def _then_trim(call: Callable[[str, bool], T], text: str, add_special_tokens: bool) -> T:

@@ -151,6 +151,7 @@ class Front:
 
     def __init__(self, url: str, router: FakeRouter, services: Services, session: aiohttp.ClientSession) -> None:
         self.url, self.router, self.services, self.session = url, router, services, session
+        self.port = int(url.rpartition(":")[2])
 
     async def post(self, path: str, body: Any, **more: Any) -> tuple[int, Any]:
         async with self.session.post(self.url + path, json=body, **more) as response:

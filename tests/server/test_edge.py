@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
 
 import pytest
 
 from forerun.router.service import Phase
+from forerun.server import edge
 from tests.server.front import LIMITS, serve, stuck, until
 
 INFERENCE = ["/", "/generate", "/generate_stream", "/invocations", "/tokenize", "/v1/chat/completions", "/v1/completions", "/vertex"]
@@ -110,6 +113,56 @@ async def test_a_body_of_exactly_the_limit_is_taken() -> None:
             sent = front.session.post(front.url + "/tokenize", data=body + extra, headers={"Content-Type": "application/json"})
             async with sent as response:
                 assert response.status == status
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nX-Request-Id: a\nInjected: yes\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 10_000,
+        b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nnope",
+        b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Encoding: br\r\nContent-Length: 4\r\n\r\nnope",
+    ],
+)
+async def test_broken_http_is_refused_and_leaves_no_trace_in_the_log(raw: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async with serve() as front:
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(raw)
+        answer = await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+        assert answer.startswith(b"HTTP/1.") and answer.split()[1] == b"400"
+        assert b"\nInjected" not in answer.partition(b"\r\n\r\n")[0]
+        assert (await front.get("/health"))[0].status == 200
+    assert caplog.records == []
+
+
+async def test_a_header_that_proxies_made_long() -> None:
+    async with serve() as front:
+        response, _ = await front.get("/health", headers={"Authorization": "Bearer " + "x" * 30_000})
+        assert response.status == 200
+
+
+async def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edge, "UNREAD_SECONDS", 0.5)
+    body = json.dumps({"inputs": "hello " * 40_000}).encode()
+    async with serve() as front:
+        whole = len((await front.raw("/tokenize", json.loads(body)))[1])
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(deaf, ("127.0.0.1", front.port))
+            head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+            await asyncio.get_running_loop().sock_sendall(deaf, head + body)
+            await asyncio.sleep(3)
+            got = 0
+            with contextlib.suppress(ConnectionResetError):
+                while part := await asyncio.get_running_loop().sock_recv(deaf, 1 << 16):
+                    got += len(part)
+            assert got < whole
 
 
 async def test_our_own_bugs_are_json_too() -> None:

@@ -218,6 +218,16 @@ async def test_tokenize_gives_bytes_of_the_input() -> None:
         assert front.router.submitted == []
 
 
+@pytest.mark.parametrize("tokens", [1023, 1024, 1025, 2048, 70_000])
+async def test_tokenize_of_any_length(tokens: int) -> None:
+    text = ('\u0001"é' * tokens)[:tokens]
+    async with serve() as front:
+        status, said = await front.post("/tokenize", {"inputs": text})
+        assert status == 200
+        assert [token["id"] for token in said] == ids(text)
+        assert said[-1]["stop"] == len(text.encode())
+
+
 @pytest.mark.parametrize("body", [{"messages": []}, {"prompt": "x"}])
 async def test_invocations_names_what_it_does_not_serve(body: dict[str, object]) -> None:
     async with serve() as front:
