@@ -66,7 +66,7 @@ class Admit(msgspec.Struct, frozen=True, array_like=True):
     adapter: str | None = None
 
 
-class Feed(msgspec.Struct, frozen=True, array_like=True):
+class Feed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A row's share of this step: its next `known` tokens (from index `computed` on), then at most `guess` guessed nodes.
 
     When the known tokens reach the end of what the row knows, the step picks a token there and emits it (with every accepted
@@ -94,7 +94,7 @@ class StepPlan(Message, frozen=True, array_like=True, tag="plan"):
     entry_price: float = 0.0
 
 
-class Emit(msgspec.Struct, frozen=True, array_like=True):
+class Emit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What became true for one row in this step. `tokens`: committed ids, oldest first (accepted guesses, then the pick).
     `logprobs`: one for each token, or empty when not asked. `top`: for each token its (id, logprob) list, most likely first, or empty.
     `finish` ends the sequence with the last token of `tokens`. `error` ends it with a failure that concerns this row alone.

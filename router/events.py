@@ -51,7 +51,7 @@ class Listener(Protocol):
     def stepped(self, tally: Tally) -> None: ...
 
 
-class Tokens(msgspec.Struct, frozen=True):
+class Tokens(msgspec.Struct, frozen=True, gc=False):
     sequence: Sequence
     run: Run
 

@@ -33,6 +33,8 @@ STEP_PATIENCE = 20
 """A silence is a hang only when it is also longer than this many of the most expensive steps."""
 STOP_SECONDS = 5.0
 KEPT_LINES = 20
+MOST_DRAINS = 3
+"""So often in a row it hears what came while it was hearing: a front that is behind then writes the tokens of several steps at once."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -149,8 +151,12 @@ class Link:
 
     def _on_frames(self) -> None:
         try:
-            for frame in self._reader.drain():
-                self._hear(self._decoder.decode(frame))
+            for _ in range(MOST_DRAINS):
+                frames = self._reader.drain()
+                if not frames:
+                    break
+                for frame in frames:
+                    self._hear(self._decoder.decode(frame))
         except (RingError, msgspec.MsgspecError) as error:
             self.kill(f"sent something that is not a message: {error}")
 

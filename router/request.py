@@ -34,7 +34,7 @@ class Request:
     """most guesses a step; None = the server decides"""
 
 
-class Run(msgspec.Struct, frozen=True):
+class Run(msgspec.Struct, frozen=True, gc=False):
     """Tokens that became true together, oldest first. `logprobs` and `top` are parallel to `tokens` or empty. `tokens` is empty in a
     run that only brings prompt log-probabilities of a chunk. (A msgspec struct because one is made for every row of every step.)"""
 

@@ -166,12 +166,13 @@ class Scheduler:
         tokens = drafted = accepted = roots = asked = read = 0
         accepted_at: list[int] = []
         for place, fed in enumerate(step.fed):
-            if fed.entry.over:
+            entry = fed.entry
+            if entry.over:
                 continue
             emit = emits.get(fed.row)
             if fed.picks:
-                fed.entry.picks -= 1
-                fed.entry.ahead -= 1 + fed.guess
+                entry.picks -= 1
+                entry.ahead -= 1 + fed.guess
             if emit is not None and not emit.error:
                 tokens += len(emit.tokens)
                 drafted += emit.drafted
@@ -179,8 +180,9 @@ class Scheduler:
                 if place < step.decode_rows:
                     roots += 1
                     asked += fed.guess > 0
-                    read += len(fed.entry.sequence.tokens)
-                    _count(accepted_at, emit.accepted)
+                    read += len(entry.sequence.tokens)
+                    if emit.accepted:
+                        _count(accepted_at, emit.accepted)
             self._land(fed, emit, now)
         self._pace.stepped(step.prefill_tokens, (result.draft_us + result.verify_us) / 1e6)
         tally = Tally(step.number, step.prefill_tokens, step.decode_rows, tokens, drafted, accepted, roots, asked, read, accepted_at)

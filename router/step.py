@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 from forerun.router.entry import Entry
 
 
-class Fed(NamedTuple):
+class Fed(msgspec.Struct, frozen=True, gc=False):
     """Who held a row in this step, and what it fed. `picks`: the step brings it 1 … 1 + `guess` tokens; otherwise it is a chunk."""
 
     entry: Entry

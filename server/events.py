@@ -1,10 +1,13 @@
 """Streamed answers: each token becomes one server-sent event, written to the socket the moment it is known.
 
-An `EventStream` is a TokenStream. The router calls it from its step loop; it encodes and writes there and then, so that a token costs no
-task switch. The handler's task sleeps meanwhile and wakes twice: for `first` (to send the status and headers, or the error that came
+An `EventStream` is a TokenStream. The router calls it from its step loop; it encodes there and then, so that a token costs no task
+switch. The handler's task sleeps meanwhile and wakes twice: for `first` (to send the status and headers, or the error that came
 instead) and for `done`.
 
-    tokens ─▶ pending ──open──▶ transport            a chunk of HTTP for each event:  1f\r\ndata: {…}\n\n\r\n
+    tokens ─▶ pending ──outbox──▶ transport            a chunk of HTTP for each write:  1f\r\ndata: {…}\n\n\r\n
+
+What is pending is written as soon as the loop has heard what had come from the worker. Usually that is one step. But when the front is
+behind, it is several, and then each stream pays for one system call instead of one a token.
 
 A client that stops reading is cut off when `BACKLOG_BYTES` wait for it, instead of filling the memory.
 """
@@ -12,9 +15,9 @@ A client that stops reading is cut off when `BACKLOG_BYTES` wait for it, instead
 from __future__ import annotations
 
 import asyncio
-import time
 
 import msgspec
+import structlog
 
 from forerun.messages import SamplingParams
 from forerun.router.request import Failure, Run
@@ -22,25 +25,47 @@ from forerun.server import errors
 from forerun.server.answer import Form
 from forerun.server.errors import ApiError
 from forerun.server.pace import Pace
-from forerun.server.schema import StreamDetails, StreamResponse, Token
+from forerun.server.schema import StreamDetails, StreamResponse
 from forerun.server.transcript import Transcript
 
 BACKLOG_BYTES = 4 << 20
 KEEP_ALIVE_SECONDS = 15.0
-"""After so long without an event an empty comment is sent, so that proxies do not close the connection."""
+"""No more than this passes without an event or else an empty comment, so that proxies do not close the connection."""
 
+_log = structlog.get_logger("forerun.server")
 _encode = msgspec.json.Encoder().encode
+
+
+class Outbox:
+    """Streams with something to write; they write it at the end of this turn of the loop."""
+
+    def __init__(self) -> None:
+        self._streams: list[EventStream] = []
+
+    def add(self, stream: EventStream) -> None:
+        if not self._streams:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._streams.append(stream)
+
+    def _flush(self) -> None:
+        streams, self._streams = self._streams, []
+        for stream in streams:
+            try:
+                stream.flush()
+            except Exception:
+                _log.exception("A stream could not be written to")
 
 
 class EventStream:
     """`chunked`: the response uses chunked transfer coding (HTTP/1.1)."""
 
-    def __init__(self, transcript: Transcript, pace: Pace, params: SamplingParams, form: Form, *, chunked: bool) -> None:
+    def __init__(self, transcript: Transcript, pace: Pace, params: SamplingParams, form: Form, outbox: Outbox, *, chunked: bool) -> None:
         self.transcript = transcript
         self.failure: ApiError | None = None
         self._pace = pace
         self._seed = params.seed if params.sample else None
         self._form = form
+        self._outbox = outbox
         self._chunked = chunked
         self._loop = asyncio.get_running_loop()
         self.first: asyncio.Future[None] = self._loop.create_future()
@@ -48,7 +73,8 @@ class EventStream:
         self._transport: asyncio.Transport | None = None
         self._pending: list[bytes] = []
         self._index = 0
-        self._wrote_at = 0.0
+        self._looked_at = 0
+        """`_index` when the keep-alive looked last"""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -59,11 +85,14 @@ class EventStream:
     def open(self, transport: asyncio.Transport) -> None:
         """Status and headers are out: send what is waiting and go on directly."""
         self._transport = transport
-        waiting, self._pending = self._pending, []
-        self._write(b"".join(waiting) or self._comment())
-        self._timer = self._loop.call_later(KEEP_ALIVE_SECONDS, self._keep_alive)
+        if self._pending:
+            self.flush()
+        else:
+            self._comment()
+        self._timer = self._loop.call_later(KEEP_ALIVE_SECONDS / 2, self._keep_alive)
 
     def close(self) -> None:
+        self.flush()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -73,12 +102,20 @@ class EventStream:
         if not said:
             return False
         self._pace.tick(len(said), run.accepted)
-        last = len(said) - 1 if transcript.finish else -1
-        self._write(b"".join([self._event(token, run.top[i] if run.top else None, i == last) for i, token in enumerate(said)]))
-        if transcript.finish:
+        finish = transcript.finish
+        pending = self._pending or self._announced()
+        for i, token in enumerate(said):
+            self._index += 1
+            event = StreamResponse(self._index, token)
+            if run.top:
+                event.top_tokens = transcript.alternatives(run.top[i])
+            if finish and token is said[-1]:
+                event.generated_text = self._form.prefix + transcript.text()
+                event.details = self._details() if self._form.details else None
+            pending.append(_encode(event))
+        if finish:
             self._settle()
-            return transcript.finish == "stop_sequence"
-        return self._transport is not None and self._transport.is_closing()
+        return finish == "stop_sequence"
 
     def end(self, reason: str) -> None:
         if not self.done.done():
@@ -88,15 +125,12 @@ class EventStream:
         if not self.done.done():
             self._fail(errors.failed(failure))
 
-    def _event(self, token: Token, top: list[tuple[int, float]] | None, last: bool) -> bytes:
-        self._index += 1
-        event = StreamResponse(self._index, token)
-        if top:
-            event.top_tokens = self.transcript.alternatives(top)
-        if last:
-            event.generated_text = self._form.prefix + self.transcript.text()
-            event.details = self._details() if self._form.details else None
-        return self._data(_encode(event))
+    def flush(self) -> None:
+        """Write what is pending, as one chunk."""
+        if self._pending and self._transport is not None:
+            events = b"\n\ndata: ".join(self._pending)
+            self._pending.clear()
+            self._write(b"%x\r\ndata: %b\n\n\r\n" % (len(events) + 8, events) if self._chunked else b"data: %b\n\n" % events)
 
     def _details(self) -> StreamDetails:
         finish = self.transcript.finish
@@ -106,7 +140,7 @@ class EventStream:
     def _fail(self, error: ApiError) -> None:
         self.failure = error
         if not self.silent or self._transport is not None:
-            self._write(self._data(error.body()))
+            (self._pending or self._announced()).append(error.body())
         self._settle()
 
     def _settle(self) -> None:
@@ -114,31 +148,28 @@ class EventStream:
             if not future.done():
                 future.set_result(None)
 
-    def _data(self, json: bytes) -> bytes:
-        """An event; its chunk holds eight bytes more than the JSON."""
-        return b"%x\r\ndata: %b\n\n\r\n" % (len(json) + 8, json) if self._chunked else b"data: %b\n\n" % json
+    def _announced(self) -> list[bytes]:
+        """`_pending`, empty, after telling whoever sends it that something comes."""
+        if self._transport is not None:
+            self._outbox.add(self)
+        elif not self.first.done():
+            self.first.set_result(None)
+        return self._pending
 
-    def _comment(self) -> bytes:
-        return b"3\r\n:\n\n\r\n" if self._chunked else b":\n\n"
+    def _comment(self) -> None:
+        self._write(b"3\r\n:\n\n\r\n" if self._chunked else b":\n\n")
 
     def _write(self, data: bytes) -> None:
         transport = self._transport
-        if transport is None:
-            self._pending.append(data)
-            if not self.first.done():
-                self.first.set_result(None)
-            return
+        assert transport is not None
         if transport.is_closing():
             return
         transport.write(data)
-        self._wrote_at = time.monotonic()
         if transport.get_write_buffer_size() > BACKLOG_BYTES:
             transport.abort()
 
     def _keep_alive(self) -> None:
-        """One timer a stream, moved on lazily: an event only notes when it was written."""
-        idle = time.monotonic() - self._wrote_at
-        if idle >= KEEP_ALIVE_SECONDS:
-            self._write(self._comment())
-            idle = 0.0
-        self._timer = self._loop.call_later(KEEP_ALIVE_SECONDS - idle, self._keep_alive)
+        if self._index == self._looked_at:
+            self._comment()
+        self._looked_at = self._index
+        self._timer = self._loop.call_later(KEEP_ALIVE_SECONDS / 2, self._keep_alive)

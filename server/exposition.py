@@ -7,7 +7,7 @@ is made, so that every series exists from the first scrape. Knows no metric by n
 
 from __future__ import annotations
 
-import bisect
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 
@@ -46,7 +46,7 @@ class Histogram:
         self._counts = [0] * (len(self._bounds) + 1)
 
     def observe(self, value: float, times: int = 1) -> None:
-        self._counts[bisect.bisect_left(self._bounds, value)] += times
+        self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
     def lines(self, name: str) -> Iterator[str]:

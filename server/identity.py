@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import uuid
 
 from aiohttp import web
 
@@ -15,4 +15,4 @@ _usable = re.compile(r"[!-~]{1,128}").fullmatch
 def name(http: web.Request) -> None:
     """Give the request its name. A client's is taken if it is printable and short, since it is repeated in a header and in the log."""
     given = http.headers.get(HEADER, "")
-    http[REQUEST_ID] = given if _usable(given) else uuid.uuid4().hex
+    http[REQUEST_ID] = given if _usable(given) else os.urandom(16).hex()

@@ -46,9 +46,13 @@ class RequestMetrics:
         self._input = page.histogram("tgi_request_input_length", "Tokens of the prompt")
         self._limit = page.histogram("tgi_request_max_new_tokens", "Most tokens that may be generated")
         self._generated = page.histogram("tgi_request_generated_tokens", "Tokens generated")
-        self._skipped = page.summary("tgi_request_skipped_tokens", "Guessed tokens accepted in one step of one request")
-        self._first = page.histogram("forerun_time_to_first_token_seconds", "From arrival to the first token", DURATIONS)
-        self._next = page.histogram("forerun_inter_token_seconds", "From one token to the next, both of one request", DURATIONS)
+        # These three are called for each token, so there is no call between the caller and the series.
+        self.skipped = page.summary("tgi_request_skipped_tokens", "Guessed tokens accepted in one step of one request").observe
+        self.first_token = page.histogram("forerun_time_to_first_token_seconds", "From arrival to the first token", DURATIONS).observe
+        self.between_tokens = page.histogram(
+            "forerun_inter_token_seconds", "From one token to the next, both of one request", DURATIONS
+        ).observe
+        """seconds, and how many tokens arrived together after so long"""
 
     def size(self, limits: Limits) -> None:
         """Lengths are counted in hundredths of the limits, which are known once the worker is ready."""
@@ -81,16 +85,6 @@ class RequestMetrics:
     def admitted(self, input_tokens: int, max_new_tokens: int) -> None:
         self._input.observe(input_tokens)
         self._limit.observe(max_new_tokens)
-
-    def first_token(self, seconds: float) -> None:
-        self._first.observe(seconds)
-
-    def next_tokens(self, seconds: float, tokens: int) -> None:
-        """`tokens` arrived together, `seconds` after the ones before."""
-        self._next.observe(seconds / tokens, tokens)
-
-    def skipped(self, accepted: int) -> None:
-        self._skipped.observe(accepted)
 
     def succeeded(self, timing: Timing, generated: int) -> None:
         self._success.add()

@@ -22,7 +22,7 @@ from forerun.server import answer, errors
 from forerun.server.answer import Collector, Form
 from forerun.server.body import decode, read, read_bytes
 from forerun.server.desk import Desk
-from forerun.server.events import KEEP_ALIVE_SECONDS, EventStream
+from forerun.server.events import KEEP_ALIVE_SECONDS, EventStream, Outbox
 from forerun.server.identity import REQUEST_ID
 from forerun.server.schema import CompatGenerateRequest, GenerateParameters, GenerateRequest
 from forerun.server.text import SHORT_CHARS
@@ -51,6 +51,7 @@ class Native:
     def __init__(self, config: Config, desk: Desk) -> None:
         self._config = config
         self._desk = desk
+        self._outbox = Outbox()
         self._long_answers = asyncio.Semaphore(config.serving.validation_workers)
 
     async def compat(self, http: web.Request) -> web.StreamResponse:
@@ -107,7 +108,7 @@ class Native:
         form = _form(body, request, full_text)
         collectors = [self._collector(request, parameters, form, index) for index in range(sequences(parameters))]
         with self._submitted(request, collectors) as running:
-            await asyncio.gather(*(collector.done for collector in collectors))
+            await (collectors[0].done if len(collectors) == 1 else asyncio.gather(*(collector.done for collector in collectors)))
         chosen = answer.best(collectors) if len(collectors) > 1 else 0
         winner = collectors[chosen].transcript
         known = prefill(self._desk.tokenizer(), request.tokens, collectors[0].transcript.prompt_logprobs) if form.prompt else []
@@ -156,7 +157,7 @@ class Native:
         parameters = parameters_of(body)
         chunked = http.version >= HttpVersion11
         transcript = self._desk.transcript(request, parameters.stop, request.params)
-        stream = EventStream(transcript, self._desk.pace(request), request.params, form, chunked=chunked)
+        stream = EventStream(transcript, self._desk.pace(request), request.params, form, self._outbox, chunked=chunked)
         sequence = self._desk.submit(request, stream)
         try:
             await asyncio.wait((stream.first,), timeout=KEEP_ALIVE_SECONDS)

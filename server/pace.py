@@ -19,11 +19,11 @@ class Pace:
 
     def tick(self, tokens: int, accepted: int) -> None:
         """So many tokens are passed on now, of one step in which so many guesses were accepted."""
-        now = time.monotonic()
+        metrics, now = self._metrics, time.monotonic()
+        seconds, self._last = now - self._last, now
         if self._started:
-            self._metrics.next_tokens(now - self._last, tokens)
+            metrics.between_tokens(seconds / tokens, tokens)
         else:
             self._started = True
-            self._metrics.first_token(now - self._last)
-        self._last = now
-        self._metrics.skipped(accepted)
+            metrics.first_token(seconds)
+        metrics.skipped(accepted)

@@ -56,6 +56,7 @@ class Tokenizer:
         rust.no_padding()
         self._rust = rust
         self._special = frozenset(token_id for token_id, token in rust.get_added_tokens_decoder().items() if token.special)
+        self.is_special: Callable[[int], bool] = self._special.__contains__
         self._vocabulary = vocabulary(rust, self._special)
         self._short = ThreadPoolExecutor(1, "tokenize-short")
         self._long = ThreadPoolExecutor(workers, "tokenize-long")
@@ -94,9 +95,6 @@ class Tokenizer:
     def detokenizer(self, context_ids: Sequence[int]) -> Detokenizer:
         """For the tokens that follow `context_ids` (a prompt: whole characters)."""
         return self._vocabulary.detokenizer(context_ids)
-
-    def is_special(self, token_id: int) -> bool:
-        return token_id in self._special
 
     def _token_text(self, token_id: int) -> str:
         """The text of a token on its own, special or not (TGI's text of prompt tokens, of `top_tokens` and of special tokens)."""

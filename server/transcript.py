@@ -66,7 +66,7 @@ class Transcript:
         """The run's tokens up to the one that ends the sequence; what was committed behind it is dropped. Token i is `run.tokens[i]`."""
         if run.prompt_logprobs:
             self.prompt_logprobs += run.prompt_logprobs
-        if not run.tokens:
+        if not run.tokens or self.finish:
             return []
         self.steps += 1
         self.drafted += run.drafted
@@ -74,9 +74,9 @@ class Transcript:
         said: list[Token] = []
         logprobs = run.logprobs
         for index, token_id in enumerate(run.tokens):
+            said.append(self._push(token_id, shortest(logprobs[index]) if logprobs else None))
             if self.finish:
                 break
-            said.append(self._push(token_id, shortest(logprobs[index]) if logprobs else None))
         return said
 
     def alternatives(self, top: list[tuple[int, float]]) -> list[Token]:

@@ -66,6 +66,29 @@ def is_gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
+async def test_a_listener_that_is_slow_hears_in_one_turn_what_came_meanwhile() -> None:
+    turns: list[int] = []
+
+    class Slow(Ear):
+        def result(self, message: StepResult) -> None:
+            super().result(message)
+            time.sleep(0.05)
+            if message.step == 1:
+                asyncio.get_running_loop().call_soon(lambda: turns.append(len(self.results)))
+
+    ear = Slow()
+    link = Link(ECHO, ear, 30)
+    await until(lambda: ear.readies)
+    link.send(StepPlan(1))
+    link.send(Inject("slow", 0.01))
+    for step in range(2, 6):
+        link.send(StepPlan(step))
+    await until(lambda: len(ear.results) == 5)
+    assert turns[0] > 1
+    assert [result.step for result in ear.results] == [1, 2, 3, 4, 5]
+    await link.close()
+
+
 async def test_a_worker_gets_ready_answers_and_stops() -> None:
     ear = Ear()
     link = Link(ECHO, ear, 30)

@@ -12,8 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forerun.router.request import Failure
+from forerun.messages import SamplingParams
+from forerun.router.request import Failure, Run
 from forerun.server import events
+from forerun.server.answer import Form
+from forerun.server.metrics import Metrics
+from forerun.server.pace import Pace
+from forerun.server.transcript import Transcript
 from tests.server.front import LIMITS, byte_level, parse, runs, serve, stuck, until
 from tests.server.test_native import PROMPT, expected, ids
 
@@ -140,6 +145,75 @@ async def test_an_end_nobody_announced_is_an_incomplete_stream() -> None:
         assert last == {"error": "Incomplete generation stream", "error_type": "incomplete_generation_stream"}
         status, error = await front.post("/generate", {"inputs": "x", "parameters": {"max_new_tokens": 9}})
         assert (status, error["error_type"]) == (500, "incomplete_generation")
+
+
+class Wire:
+    """A transport that keeps what is written to it."""
+
+    def __init__(self, fault: Exception | None = None) -> None:
+        self.writes: list[bytes] = []
+        self.fault = fault
+
+    def write(self, data: bytes) -> None:
+        if self.fault:
+            raise self.fault
+        self.writes.append(data)
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+def opened(wire: Wire, outbox: events.Outbox, chunked: bool) -> events.EventStream:
+    tokenizer = byte_level()
+    params = SamplingParams(1, 1, 1000)
+    transcript = Transcript(tokenizer, tokenizer.detokenizer([1]), None, params)
+    stream = events.EventStream(transcript, Pace(Metrics().requests, 0.0), params, Form("", False, False, 1), outbox, chunked=chunked)
+    stream.open(wire)  # type: ignore[arg-type]
+    wire.writes.clear()
+    return stream
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+async def test_what_several_steps_bring_in_one_turn_leaves_in_one_write(chunked: bool) -> None:
+    outbox, wires = events.Outbox(), [Wire(), Wire()]
+    streams = [opened(wire, outbox, chunked) for wire in wires]
+    for turn in range(3):
+        for step in range(turn + 1):
+            for stream in streams:
+                stream.tokens(Run([65 + step], [-0.5], [], []))
+        assert all(len(wire.writes) == turn for wire in wires)
+        await asyncio.sleep(0)
+        assert all(len(wire.writes) == turn + 1 for wire in wires)
+    streams[0].tokens(Run([65], [-0.5], [], []))
+    streams[0].close()
+    assert [len(wire.writes) for wire in wires] == [4, 3]
+    for wire, count in zip(wires, (7, 6), strict=True):
+        body = b"".join(unchunked(data) if chunked else data for data in wire.writes)
+        assert [event["index"] for event in parse(body)] == list(range(1, count + 1))
+    streams[1].close()
+
+
+def unchunked(data: bytes) -> bytes:
+    """The content of what is exactly one chunk."""
+    size, _, rest = data.partition(b"\r\n")
+    assert rest.endswith(b"\r\n") and len(rest) == int(size, 16) + 2
+    return rest[:-2]
+
+
+async def test_a_stream_that_cannot_be_written_to_does_not_keep_the_others_waiting() -> None:
+    outbox, broken, sound = events.Outbox(), Wire(), Wire()
+    streams = [opened(wire, outbox, True) for wire in (broken, sound)]
+    broken.fault = RuntimeError("the handler is closed")
+    for turn in range(2):
+        for stream in streams:
+            stream.tokens(Run([65], [-0.5], [], []))
+        await asyncio.sleep(0)
+        assert len(sound.writes) == turn + 1
+    for stream in streams:
+        stream.close()
 
 
 async def test_silence_is_filled_with_comments(monkeypatch: pytest.MonkeyPatch) -> None:
