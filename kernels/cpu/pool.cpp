@@ -14,7 +14,8 @@ namespace {
 
 constexpr int64_t SPIN = 50'000;             // ns a worker looks for the next run before it sleeps
 constexpr int64_t PATIENCE = 20'000;         // ns the caller spins for a straggler before it offers its core
-constexpr int64_t STALL = 500'000;           // ns lost that mean that another process wants a core
+constexpr int64_t OVERDRAFT = 500'000;       // ns that may be lost beyond what was saved
+constexpr int64_t MOST_CREDIT = 5'000'000;   // ns: help of long ago excuses nothing
 constexpr int64_t LEAST_PENALTY = 5'000'000, MOST_PENALTY = 500'000'000;
 constexpr int64_t MOST_TASKS = (1 << 20) - 1;
 
@@ -58,14 +59,17 @@ Pool::~Pool() {
     for (auto& worker : workers_) worker.join();
 }
 
-void Pool::drain(int32_t thread) {
+int32_t Pool::drain(int32_t thread) {
+    int32_t did = 0;
     uint64_t ticket = ticket_.load(std::memory_order_acquire);
     while (next_of(ticket) < count_of(ticket)) {
         if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
         body_(context_, int32_t(next_of(ticket)), thread);
         done_.fetch_add(1, std::memory_order_release);
+        ++did;
         ticket = ticket_.load(std::memory_order_acquire);
     }
+    return did;
 }
 
 void Pool::work(int32_t thread) {
@@ -99,8 +103,15 @@ void Pool::run(int32_t count, Body body, void* context) {
     ticket_.store(epoch << 40 | uint64_t(count) << 20, std::memory_order_release);
     epoch_.fetch_add(1);
     if (sleepers_.load()) futex_wake(epoch_, std::min(count - 1, threads() - 1));
-    drain(0);
+    const int64_t start = now();
+    const int32_t mine = drain(0);
+    if (mine == count) return;
+    const int64_t drained = now();
     if (done_.load(std::memory_order_acquire) != count) wait(count);
+    // What the others did would have taken the caller as long as its own tasks took; a last task of theirs may be waited for.
+    const int64_t each = (drained - start) / std::max(mine, 1), end = now(), saved = each * (count - mine);
+    saved_ += saved;
+    settle(saved / 2 - std::max<int64_t>(0, end - drained - each), end);
 }
 
 void Pool::wait(int32_t count) {
@@ -110,29 +121,31 @@ void Pool::wait(int32_t count) {
         // The straggler may be waiting for the very core the caller spins on.
         if (now() - start > PATIENCE) sched_yield();
     }
-    const int64_t end = now();
-    if (end - start > STALL) step_back(end);
 }
 
-void Pool::step_back(int64_t now) {
+void Pool::settle(int64_t net, int64_t now) {
+    credit_ = std::min(credit_ + net, MOST_CREDIT);
+    if (credit_ >= -OVERDRAFT) return;
     ++stalls_;
+    credit_ = 0;
     penalty_ = std::clamp(2 * penalty_, LEAST_PENALTY, MOST_PENALTY);
     alone_until_ = now + penalty_;
 }
 
-Pool::Watch::Watch(Pool& pool) : pool_(pool), wall_(0), own_(0) {
+Pool::Watch::Watch(Pool& pool) : pool_(pool) {
     if (pool_.threads() == 1) return;
     wall_ = now();
-    if (wall_ >= pool_.alone_until_) own_ = read(CLOCK_THREAD_CPUTIME_ID);
+    if (wall_ < pool_.alone_until_) return;
+    own_ = read(CLOCK_THREAD_CPUTIME_ID);
+    saved_ = pool_.saved_;
 }
 
 Pool::Watch::~Watch() {
     if (!own_) return;
-    const int64_t end = now(), lost = end - wall_ - (read(CLOCK_THREAD_CPUTIME_ID) - own_);
-    if (lost > STALL && lost > (end - wall_) / 16 && end >= pool_.alone_until_)
-        pool_.step_back(end);
-    else if (pool_.penalty_ && end > pool_.alone_until_ + pool_.penalty_)
-        pool_.penalty_ = 0;  // went well together for as long as it went alone
+    const int64_t end = now(), aside = end - wall_ - (read(CLOCK_THREAD_CPUTIME_ID) - own_);
+    if (end < pool_.alone_until_) return;  // it stepped back already
+    pool_.settle(std::min<int64_t>(0, (pool_.saved_ - saved_) / 2 - aside), end);
+    if (pool_.penalty_ && end > pool_.alone_until_ + pool_.penalty_) pool_.penalty_ = 0;  // well together for as long as it went alone
 }
 
 }  // namespace fr

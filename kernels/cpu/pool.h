@@ -13,9 +13,10 @@ namespace fr {
 // are done. Tasks are taken one by one from a counter, so a thread that the kernel has put aside holds up at most the task it is in, and
 // a worker that never wakes up holds up nothing. Workers spin briefly for the next run, then sleep in the kernel.
 //
-// When time is lost because another process wants a core (the caller waited long for a straggler, or was itself put aside), the pool goes on
-// with the caller alone for a while, longer each time, and then tries again. Then only the caller is runnable, and the kernel can give it
-// a core of its own. Results do not depend on who computes them, only the time does.
+// The pool keeps an account: the time that workers saved against the time that was lost because another process wants a core (the caller
+// waited for a straggler, or was itself put aside). When more is lost than saved, the caller goes on alone for a while, longer each time,
+// and then tries again: then only it is runnable, and the kernel can give it a core of its own. Results do not depend on who computes
+// them, only the time does.
 class Pool {
 public:
     // body(context, task, thread); thread 0 is the caller.
@@ -39,7 +40,7 @@ public:
 
     private:
         Pool& pool_;
-        int64_t wall_, own_;
+        int64_t wall_ = 0, own_ = 0, saved_ = 0;
     };
 
     template <class F>
@@ -50,9 +51,9 @@ public:
 
 private:
     void work(int32_t thread);
-    void drain(int32_t thread);
+    int32_t drain(int32_t thread);  // the number of tasks it did
     void wait(int32_t count);
-    void step_back(int64_t now);
+    void settle(int64_t net, int64_t now);
 
     // epoch (24 bits) | count (20) | next (20). A worker learns from one load whether a task is left; taking it is one compare-and-swap,
     // which fails if anything has changed. While a task is out, the run is not over, so body_ and context_ hold still.
@@ -65,6 +66,8 @@ private:
     void* context_ = nullptr;
 
     uint64_t stalls_ = 0;
+    int64_t saved_ = 0;        // nanoseconds that workers saved, ever
+    int64_t credit_ = 0;       // saved less lost, lately
     int64_t penalty_ = 0;      // nanoseconds to go alone, 0 = all is well
     int64_t alone_until_ = 0;  // on the monotonic clock
     std::vector<std::thread> workers_;
