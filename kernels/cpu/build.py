@@ -81,6 +81,10 @@ def build() -> Path:
                 made = _link(cxx, _objects(cxx, COMMON, Path(folder)), ("-shared",), Path(folder) / "made.so")
                 target = place / f"libforerun_cpu-{fingerprint()}.so"
                 os.replace(made, target)
+                if place.parent == HERE:  # these sources' own folder: what older ones left there serves nobody
+                    for old in place.glob("libforerun_cpu-*.so"):
+                        if old != target:
+                            old.unlink()
                 return target
         except OSError:
             continue

@@ -52,6 +52,16 @@ def test_the_compilers_words_are_in_the_error(sources: Path) -> None:
     assert module.built() is None
 
 
+def test_older_libraries_go(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("c++") is None:
+        pytest.skip("no compiler here")
+    monkeypatch.setattr(module, "_objects", lambda *args: [])
+    monkeypatch.setattr(module, "_link", lambda cxx, objects, flags, target: target.write_text("") or target)
+    first = module.build()
+    (sources / "vec.h").write_text("")
+    assert list(first.parent.glob("*.so")) == [module.build()] != [first]
+
+
 def test_a_place_that_cannot_be_written_is_passed_over(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (sources / "one").write_text("a file where a folder should be")
     monkeypatch.setattr(module, "_objects", lambda *args: [])
