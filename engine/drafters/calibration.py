@@ -25,7 +25,7 @@ class Calibration:
         self._proposed: dict[int, tuple[list[int], list[int], list[int]]] = {}
 
     def propose(self, row: int, token: list[int], parent: list[int], cell: list[int]) -> None:
-        """A draft leaves for this row; `settle` compares it with what becomes true behind the row's root. The lists are kept, not copied."""
+        """A draft leaves for this row; `settle` will compare it with what became true behind its root. The lists are kept, not copied."""
         self._proposed[row] = (token, parent, cell)
 
     def settle(self, row: int, truth: Sequence[int]) -> None:

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from forerun.engine.drafters.draft import Draft
 
 
-def survivals(draft: Draft) -> list[float]:
+def survivals(parents: Sequence[int], confidences: Sequence[float]) -> list[float]:
     """Probability that each node is accepted: the product of the confidences on its path."""
     found: list[float] = []
-    for parent, confidence in zip(draft.parent, draft.confidence):
+    for parent, confidence in zip(parents, confidences):
         found.append(confidence if parent < 0 else confidence * found[parent])
     return found
 

@@ -83,8 +83,8 @@ class History:
             self._grow()
 
     def find(self, tail: array[int], most: int, source: int = 0) -> list[Match]:
-        """Where the tokens at the end of `tail` stood before: at most `most` matches, those of three tokens and more before shorter ones, each
-        kind newest first. `tail`: this history's own tokens or another's, with a GAP at the start and nowhere else."""
+        """Where the tokens at the end of `tail` stood before: at most `most` matches, those of three tokens and more before shorter ones,
+        each kind newest first. `tail`: this history's own tokens or another's, with a GAP at the start and nowhere else."""
         tokens, base = self.tokens, self._base
         at = len(tail) - 1
         if at < 1:

@@ -1,6 +1,6 @@
 """Which drafters there are, and what `--speculator` means.
 
-    SPEC = NAME[=VALUE]           `suffix`, `suffix=chain`, …; VALUE is the drafter's own business
+    SPEC = NAME[=VALUE][+SPEC]    `suffix`, `suffix=chain`, `ngram+suffix`, …; VALUE is the drafter's own business
 
 A drafter is one file and one line in `DRAFTERS`; it is imported when it is chosen, so nobody pays for those that are not. Its class
 has `open(value, setting) -> Drafter`, which raises StartError (with its cure) for a value that it does not understand.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 
 from forerun.engine.drafters.draft import Drafter, Silent
 from forerun.engine.errors import StartError
@@ -32,9 +33,18 @@ class Setting:
 
 
 def open_drafter(spec: str, setting: Setting) -> Drafter:
-    """StartError (with its cure) for a name that is not registered."""
+    """StartError (with its cure) for a name that is not registered, or for several drafters that cannot be joined."""
     if spec == "none":
         return Silent()
+    parts = re.split(rf"\+(?=(?:{'|'.join(DRAFTERS)})(?:[=+]|$))", spec)
+    if len(parts) == 1:
+        return _open(spec, setting)
+    dag = importlib.import_module("forerun.engine.drafters.dag")
+    joined: Drafter = dag.Dag.join([_open(part, setting) for part in parts], setting)
+    return joined
+
+
+def _open(spec: str, setting: Setting) -> Drafter:
     name, _, value = (AUTO if spec == "auto" else spec).partition("=")
     if name not in DRAFTERS:
         raise StartError(f"there is no speculator {name!r}", f"use one of: auto, none, {', '.join(sorted(DRAFTERS))}")

@@ -74,7 +74,9 @@ class Speculator:
     def _choose(self, shares: Sequence[Share], plan: StepPlan) -> None:
         """Leave of all drafts what is worth its toll."""
         worth = [
-            [survival - plan.entry_price * len(share.row.tokens) for survival in survivals(share.draft)] if share.draft.count else []
+            [survival - plan.entry_price * len(share.row.tokens) for survival in survivals(share.draft.parent, share.draft.confidence)]
+            if share.draft.count
+            else []
             for share in shares
         ]
         for share, nodes in zip(shares, choose(worth, plan.toll)):

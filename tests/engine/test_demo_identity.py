@@ -9,6 +9,7 @@ import pytest
 from forerun.backends.registry import open_backend
 from forerun.engine.build import assemble
 from forerun.engine.drafters.draft import Drafter, Silent
+from forerun.engine.drafters.registry import DRAFTERS, Setting, open_drafter
 from forerun.engine.models.load import load_model
 from forerun.messages import Start
 from tests.engine.test_identity import KINDS, Script, halfway, perfect, spread
@@ -43,6 +44,7 @@ def test_the_demo_model_answers_alike(dtype: str) -> None:
             (Silent(), 3, 0),
             (Silent(), 512, 0),
             *((Script(plain, make), 7, 6) for make in (perfect, spread, halfway)),
+            *((open_drafter(spec, Setting(8)), 64, 8) for spec in DRAFTERS),
         ):
             front = front_of(drafter)
             together = requests(kinds)

@@ -21,8 +21,8 @@ from forerun.messages import Admit, Emit, Feed, Ready, SamplingParams, StepPlan
 
 VOCAB = 97
 LONGEST = 160
-ROWS = 6
-PAGES = 80
+ROWS = 16
+PAGES = 120
 NODES = 24
 
 

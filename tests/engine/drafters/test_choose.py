@@ -30,7 +30,7 @@ def earned(worth: list[list[float]], kept: list[list[int]], toll: list[float]) -
 
 @given(st.lists(drafts(), min_size=1, max_size=3), tolls, st.floats(0.0, 0.3))
 def test_no_choice_of_whole_paths_earns_more(several: list[Draft], toll: list[float], own: float) -> None:
-    worth = [[value - own for value in survivals(draft)] for draft in several]
+    worth = [[value - own for value in survivals(draft.parent, draft.confidence)] for draft in several]
     kept = choose(worth, toll)
     assert sum(map(len, kept)) <= len(toll)
     for draft, nodes in zip(several, kept):

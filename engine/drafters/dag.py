@@ -1,0 +1,238 @@
+"""Several drafters as one: `--speculator suffix+model=DIR`. What they propose is merged to one tree.
+
+    suffix:  the ─ cat ─ sat             merged:  the ─┬─ cat ─ sat        "the" is proposed by both, "cat" and "dog" by one each:
+    model:   the ─ dog                                 └─ dog              four nodes instead of five, one verification
+
+The same path from two sources is one node. A node is a kind of guess: who proposes it, how sure the surest of them is, and whether it
+is the first; how often such a guess holds is measured (`Calibration`), so that agreement counts for what it is worth and a source that
+boasts is not believed. The likeliest nodes by survival fill the budget; a parent is at least as likely as its child, so they are a tree.
+
+Sources that compute nothing but look-ups are asked first. One that runs a network is asked for a row only if, by what its drafts have
+earned so far, it brings more than the others already promise there. A source that raises takes the others down with it for that row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from forerun.engine.drafters.calibration import Calibration
+from forerun.engine.drafters.draft import Commit, Draft, Drafter, Needs
+from forerun.engine.drafters.history import fresh
+from forerun.engine.drafters.registry import Setting
+from forerun.engine.errors import StartError
+
+MOST_SOURCES = 4
+_BINS = 10
+"""classes of confidence"""
+_FIRST_WORTH = 2.0
+"""accepted guesses of a draft that a source is credited with before it has shown what it earns"""
+_STEP, _STEP_OF_ALL = 0.1, 0.01
+"""shares of the newest draft in what a source has earned with a row, and with all rows"""
+_RETURN = 0.02
+"""share by which a source that is not asked is trusted again each time"""
+
+
+class _Earned:
+    """What a source's drafts have brought, by row, with the mean over all rows as the expectation of a new one."""
+
+    def __init__(self) -> None:
+        self._all = _FIRST_WORTH
+        self._rows: dict[int, float] = {}
+
+    def worth(self, row: int) -> float:
+        return self._rows.get(row, self._all)
+
+    def saw(self, row: int, accepted: int) -> None:
+        self._rows[row] = self.worth(row) + _STEP * (accepted - self.worth(row))
+        self._all += _STEP_OF_ALL * (accepted - self._all)
+
+    def was_skipped(self, row: int) -> None:
+        self._rows[row] = self.worth(row) + _RETURN * (max(self._all, _FIRST_WORTH) - self.worth(row))
+
+    def forget(self, row: int) -> None:
+        self._rows.pop(row, None)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Source:
+    """`layers`: where, among the layers that the joint drafter taps, the source's own are."""
+
+    drafter: Drafter
+    layers: list[int]
+    earned: _Earned
+
+    @property
+    def dear(self) -> bool:
+        needs = self.drafter.needs
+        return needs.pools is not None or bool(needs.layers)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Merged:
+    """The union of the drafts of one row. `sources[i]`: bits of who proposes node i; `sure[i]`: the highest confidence among them."""
+
+    token: list[int]
+    parent: list[int]
+    sources: list[int]
+    sure: list[float]
+    probe: list[bool]
+
+
+class Dag:
+    """`drafters`: two or more, in any order. `most`: nodes of a merged draft. `tree`: siblings may be verified; without, the draft is
+    the likeliest path."""
+
+    def __init__(self, drafters: Sequence[Drafter], most: int, tree: bool = True) -> None:
+        if not 1 < len(drafters) <= MOST_SOURCES:
+            raise StartError(f"{len(drafters)} drafters are to be joined", f"join two to {MOST_SOURCES}")
+        needs = [drafter.needs for drafter in drafters]
+        if sum(need.pools is not None for need in needs) > 1:
+            raise StartError("more than one of the joined drafters has KV layers of its own", "join one of them with look-ups like suffix")
+        layers = tuple(sorted({layer for need in needs for layer in need.layers}))
+        pools = next((need.pools for need in needs if need.pools), None)
+        self.needs = Needs(layers, pools, most, all(need.lazy for need in needs))
+        sources = [_Source(drafter, [layers.index(layer) for layer in drafter.needs.layers], _Earned()) for drafter in drafters]
+        self._sources = sorted(sources, key=lambda source: source.dear)
+        self._tree = tree
+        self.calibration = Calibration(_cells(len(sources)))
+        self._known: dict[int, int] = {}
+        """tokens that were told, by row"""
+        self._asked: dict[int, list[tuple[_Source, Draft]]] = {}
+
+    @classmethod
+    def join(cls, drafters: Sequence[Drafter], setting: Setting) -> Dag:
+        """As many nodes as the most talkative of them proposes, unless told otherwise."""
+        return cls(drafters, setting.nodes or max(drafter.needs.most for drafter in drafters), setting.tree)
+
+    def absorb(self, commit: Commit) -> None:
+        for i, row in enumerate(commit.rows):
+            known = self._known.get(row, 0) if commit.start[i] else 0
+            new = fresh(commit, i, known)
+            self._known[row] = known + len(new)
+            if not known:
+                self._leave(row)
+            self.calibration.settle(row, new)
+            for source, draft in self._asked.pop(row, []):
+                source.earned.saw(row, _depth(draft, new))
+        for source in self._sources:
+            source.drafter.absorb(self._for(source, commit))
+
+    def propose(self, rows: list[int], budget: list[int]) -> list[Draft]:
+        asked: list[list[tuple[_Source, Draft]]] = [[] for _ in rows]
+        for source in self._sources:
+            wanted = [i for i, row in enumerate(rows) if not source.dear or self._pays(source, row, asked[i], budget[i])]
+            if not wanted:
+                continue
+            drafts = source.drafter.propose([rows[i] for i in wanted], [min(budget[i], source.drafter.needs.most) for i in wanted])
+            for i, draft in zip(wanted, drafts, strict=True):
+                asked[i].append((source, draft))
+        return [self._join(row, most, drafts) for row, most, drafts in zip(rows, budget, asked)]
+
+    def forget(self, rows: list[int]) -> None:
+        for row in rows:
+            self._leave(row)
+            self._known.pop(row, None)
+        for source in self._sources:
+            source.drafter.forget(rows)
+
+    def _leave(self, row: int) -> None:
+        self.calibration.forget(row)
+        self._asked.pop(row, None)
+        for source in self._sources:
+            source.earned.forget(row)
+
+    def _for(self, source: _Source, commit: Commit) -> Commit:
+        """The commit with the features that this source taps."""
+        if commit.features is None:
+            return commit
+        if not source.layers:
+            return dataclasses.replace(commit, features=None)
+        taps = len(self.needs.layers)
+        apart = [wide.view(wide.shape[0], taps, wide.shape[1] // taps) for wide in commit.features]
+        return dataclasses.replace(commit, features=[part[:, source.layers].flatten(1) for part in apart])
+
+    def _pays(self, source: _Source, row: int, asked: list[tuple[_Source, Draft]], most: int) -> bool:
+        """Whether a dear source may be expected to bring more than those asked before it."""
+        merged = self._merge(asked)
+        promised = sorted(self._survival(merged, self._cells(merged)))[-most:]
+        if source.earned.worth(row) > sum(promised):
+            return True
+        source.earned.was_skipped(row)
+        return False
+
+    def _join(self, row: int, most: int, asked: list[tuple[_Source, Draft]]) -> Draft:
+        merged = self._merge(asked)
+        cells = self._cells(merged)
+        survival = self._survival(merged, cells)
+        self._asked[row] = asked
+        self.calibration.propose(row, merged.token, merged.parent, cells)
+        order = sorted(range(len(cells)), key=lambda node: -survival[node])
+        order = order[:most] if self._tree else _path(order, merged.parent)[:most]
+        place = {node: i for i, node in enumerate(order)}
+        place[-1] = -1
+        rate = self.calibration.rate
+        return Draft(
+            [merged.token[node] for node in order],
+            [place[merged.parent[node]] for node in order],
+            [rate[cells[node]] for node in order],
+            [merged.probe[node] for node in order],
+        )
+
+    def _merge(self, asked: list[tuple[_Source, Draft]]) -> _Merged:
+        merged = _Merged([], [], [], [], [])
+        nodes: dict[tuple[int, int, bool], int] = {}
+        for source, draft in asked:
+            bit = 1 << self._sources.index(source)
+            place: list[int] = []
+            for token, parent, confidence, probe in zip(draft.token, draft.parent, draft.confidence, draft.probe, strict=True):
+                above = place[parent] if parent >= 0 else -1
+                node = nodes.setdefault((above, token, probe), len(merged.token))
+                place.append(node)
+                if node == len(merged.token):
+                    merged.token.append(token)
+                    merged.parent.append(above)
+                    merged.sources.append(bit)
+                    merged.sure.append(confidence)
+                    merged.probe.append(probe)
+                else:
+                    merged.sources[node] |= bit
+                    merged.sure[node] = max(merged.sure[node], confidence)
+        return merged
+
+    def _cells(self, merged: _Merged) -> list[int]:
+        return [
+            ((sources - 1) * 2 + (parent >= 0)) * _BINS + min(_BINS - 1, max(0, int(sure * _BINS)))
+            for sources, parent, sure in zip(merged.sources, merged.parent, merged.sure)
+        ]
+
+    def _survival(self, merged: _Merged, cells: list[int]) -> list[float]:
+        survival: list[float] = []
+        for cell, parent in zip(cells, merged.parent):
+            survival.append(self.calibration.rate[cell] * (survival[parent] if parent >= 0 else 1.0))
+        return survival
+
+
+def _cells(sources: int) -> list[float]:
+    """The prior: each source means what it says, and those that agree are independent witnesses."""
+    middle = [(i + 0.5) / _BINS for i in range(_BINS)]
+    return [1 - math.pow(1 - sure, bits.bit_count()) for bits in range(1, 1 << sources) for _ in range(2) for sure in middle]
+
+
+def _path(order: list[int], parent: list[int]) -> list[int]:
+    """Of nodes in the order of their survival those on the likeliest path: from each the best child."""
+    path = [-1]
+    for node in order:
+        if parent[node] == path[-1]:
+            path.append(node)
+    return path[1:]
+
+
+def _depth(draft: Draft, truth: list[int]) -> int:
+    """How many guesses of the draft hold, as far as the truth is known."""
+    reached: list[int] = []
+    for token, parent in zip(draft.token, draft.parent):
+        depth = 0 if parent < 0 else reached[parent]
+        reached.append(depth + 1 if 0 <= depth < len(truth) and token == truth[depth] else -1)
+    return max(0, *reached) if reached else 0

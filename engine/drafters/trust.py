@@ -1,0 +1,123 @@
+"""How far a drafter's confidences are to be believed for one sequence.
+
+A drafter that measures its confidences is right on average, one that has none is right about nothing; and either may be wrong about the
+text at hand: one sequence is sampled where others are greedy, one quotes where others invent. So for every row there is one number, a
+shift of the log-odds, learned from what became true:
+
+    P(node holds | its parent did) = σ(logit(confidence) + shift of the row + shift of its depth)
+
+A Gaussian prior with a Laplace step for each outcome (online logistic regression): the first outcomes move it far, later ones little, and
+what was learned fades towards the prior, since text changes. The prior of a row is what rows are like on the whole. As for the drafter's
+own calibration, nodes that were offered but not verified count as well, if what became true says whether they would have held. Nothing
+here can change the output. """
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from forerun.engine.drafters.draft import Draft
+
+_MOST_CONFIDENCE = 0.99
+_ROW_VARIANCE, _ROW_FADE = 1.0, 0.97
+"""of a row's shift: how much rows differ, and what is left of the difference after each step of the row"""
+_ALL_VARIANCE, _ALL_FADE = 2.0, 0.997
+"""of the shift of all rows, for each outcome"""
+_DEPTH_VARIANCE, _DEPTH_FADE = 0.1, 0.999
+_DEPTHS = 8
+"""deeper nodes share the last shift"""
+_STRAIN, _STRAIN_FADE, _STRAIN_STEP = 4.5, 0.75, 2.5
+"""So many standard deviations off in a row, each counting for so many at the most, and it is no chance but another text."""
+_LET_GO = 4.0
+"""variance of a shift after that"""
+
+
+class _Shift:
+    """A Gaussian estimate of a shift: mean and variance. `strain`: by how much the last outcomes together were off."""
+
+    __slots__ = ("mean", "strain", "variance")
+
+    def __init__(self, mean: float, variance: float) -> None:
+        self.mean = mean
+        self.strain = 0.0
+        self.variance = variance
+
+    def learn(self, chance: float, held: bool) -> None:
+        """An outcome that had this chance."""
+        spread = chance * (1.0 - chance)
+        gain = self.variance / (1.0 + self.variance * spread)
+        self.mean += gain * (held - chance)
+        self.variance = gain
+
+    def strained(self, chance: float, held: bool) -> None:
+        """Lets go of what was learned when outcomes keep being off on the same side."""
+        off = (held - chance) / math.sqrt(chance * (1.0 - chance))
+        self.strain = self.strain * _STRAIN_FADE + max(-_STRAIN_STEP, min(_STRAIN_STEP, off))
+        if abs(self.strain) > _STRAIN:
+            self.strain = 0.0
+            self.variance = _LET_GO
+
+    def fade(self, keep: float, mean: float, variance: float) -> None:
+        """Back towards its prior."""
+        self.mean = mean + (self.mean - mean) * keep
+        self.variance = variance + (self.variance - variance) * keep * keep
+
+
+class Trust:
+    """Mutated by `settle`; rows are known by number."""
+
+    def __init__(self) -> None:
+        self._all = _Shift(0.0, _ALL_VARIANCE)
+        self._depths = [_Shift(0.0, _DEPTH_VARIANCE) for _ in range(_DEPTHS)]
+        self._rows: dict[int, _Shift] = {}
+        self._offered: dict[int, tuple[Draft, list[float]]] = {}
+
+    def offer(self, row: int, draft: Draft) -> list[float]:
+        """The survival of each node, corrected. Remembers the draft until `settle`."""
+        shift = self._rows.get(row, self._all).mean
+        chances: list[float] = []
+        survival: list[float] = []
+        for parent, confidence, depth in zip(draft.parent, draft.confidence, draft.depths()):
+            chance = _shifted(confidence, shift + self._depths[min(depth, _DEPTHS) - 1].mean)
+            chances.append(chance)
+            survival.append(chance if parent < 0 else chance * survival[parent])
+        self._offered[row] = (draft, chances)
+        return survival
+
+    def settle(self, row: int, truth: Sequence[int]) -> None:
+        """The tokens that followed the root of the row's last draft, if it had one."""
+        offered = self._offered.pop(row, None)
+        if offered is None:
+            return
+        draft, chances = offered
+        all = self._all
+        shift = self._rows.get(row)
+        if shift is None:
+            shift = self._rows[row] = _Shift(all.mean, _ROW_VARIANCE)
+        shift.fade(_ROW_FADE, all.mean, _ROW_VARIANCE)
+        known = len(truth)
+        reached: list[int] = []
+        for token, parent, confidence, chance in zip(draft.token, draft.parent, draft.confidence, chances):
+            depth = 0 if parent < 0 else reached[parent]
+            if not 0 <= depth < known:
+                reached.append(-1)
+                continue
+            held = token == truth[depth]
+            reached.append(depth + 1 if held else -1)
+            deep = self._depths[min(depth, _DEPTHS - 1)]
+            shift.strained(chance, held)
+            shift.learn(chance, held)
+            all.fade(_ALL_FADE, 0.0, _ALL_VARIANCE)
+            all.learn(_shifted(confidence, all.mean + deep.mean), held)
+            deep.fade(_DEPTH_FADE, 0.0, _DEPTH_VARIANCE)
+            deep.learn(chance, held)
+
+    def forget(self, row: int) -> None:
+        self._rows.pop(row, None)
+        self._offered.pop(row, None)
+
+
+def _shifted(confidence: float, shift: float) -> float:
+    confidence = min(max(confidence, 1.0 - _MOST_CONFIDENCE), _MOST_CONFIDENCE)
+    odds = confidence / (1.0 - confidence) * math.exp(max(-12.0, min(12.0, shift)))
+    return odds / (1.0 + odds)

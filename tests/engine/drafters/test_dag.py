@@ -1,0 +1,139 @@
+"""Joined drafters: one tree of what any of them proposes, believed as far as it was right before."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.engine.drafters.dag import Dag
+from forerun.engine.drafters.draft import Commit, Draft, Needs
+from forerun.engine.drafters.registry import Setting, open_drafter
+from forerun.engine.errors import StartError
+from tests.engine.drafters.test_draft import trees
+
+
+class Fixed:
+    """Proposes what it is told to, and records what it hears."""
+
+    def __init__(self, draft: Draft | None = None, dear: bool = False, layers: tuple[int, ...] = (), lazy: bool = True) -> None:
+        self.needs = Needs(layers, (1, 1, 16) if dear else None, 8, lazy)
+        self.draft = draft or Draft.none()
+        self.asked: list[list[int]] = []
+        self.heard: list[Commit] = []
+        self.forgotten: list[int] = []
+
+    def absorb(self, commit: Commit) -> None:
+        self.heard.append(commit)
+
+    def propose(self, rows: list[int], budget: list[int]) -> list[Draft]:
+        self.asked.append(rows)
+        return [self.draft for _ in rows]
+
+    def forget(self, rows: list[int]) -> None:
+        self.forgotten += rows
+
+
+def survival(draft: Draft) -> list[float]:
+    found: list[float] = []
+    for parent, confidence in zip(draft.parent, draft.confidence):
+        found.append(confidence * (found[parent] if parent >= 0 else 1))
+    return found
+
+
+@given(st.lists(trees(), min_size=2, max_size=3), st.integers(1, 30))
+def test_the_union_of_all_paths_best_first(drafts: list[Draft], most: int) -> None:
+    dag = Dag([Fixed(draft) for draft in drafts], 100)
+    whole = dag.propose([0], [100])[0]
+    paths = {tuple(path) for draft in drafts for path in draft.paths()}
+    assert sorted(map(tuple, whole.paths())) == sorted(paths), "each path once"
+    alive = survival(whole)
+    assert alive == sorted(alive, reverse=True) or alive == pytest.approx(sorted(alive, reverse=True))
+    part = dag.propose([0], [most])[0]
+    assert part == Draft(whole.token[:most], whole.parent[:most], whole.confidence[:most], whole.probe[:most])
+    assert all(-1 <= parent < i for i, parent in enumerate(whole.parent))
+
+
+@given(st.lists(trees(), min_size=2, max_size=3))
+def test_a_chain_where_siblings_cannot_be_verified(drafts: list[Draft]) -> None:
+    chain = Dag([Fixed(draft) for draft in drafts], 100, tree=False).propose([0], [100])[0]
+    tree = Dag([Fixed(draft) for draft in drafts], 100).propose([0], [100])[0]
+    assert chain.parent == list(range(-1, chain.count - 1))
+    assert not tree.count or (chain.token[0] == tree.token[0] and chain.paths()[-1] in tree.paths())
+
+
+def test_agreement_is_worth_more() -> None:
+    draft = Dag([Fixed(Draft.chain([1, 2], [0.5, 0.5])), Fixed(Draft([1, 3], [-1, -1], [0.5, 0.5], [False] * 2))], 9).propose([0], [9])[0]
+    confidence = dict(zip(draft.token, draft.confidence))
+    assert confidence[1] > confidence[3] == confidence[2] == pytest.approx(0.5, abs=0.1)
+
+
+def teach(dag: Dag, truth: list[int], rounds: int) -> None:
+    """The row's text goes on with `truth` again and again."""
+    start = 0
+    for _ in range(rounds):
+        dag.absorb(Commit([0], [start], [[9, *truth[:-1]]], [truth[-1]]))
+        start += len(truth)
+        dag.propose([0], [8])
+
+
+def test_a_boaster_is_not_believed_for_long() -> None:
+    boaster, modest = Fixed(Draft.chain([5, 6], [0.95, 0.95])), Fixed(Draft.chain([1, 2], [0.35, 0.35]))
+    dag = Dag([boaster, modest], 8)
+    assert dag.propose([0], [2])[0].token == [5, 6]
+    teach(dag, [1, 2, 3], 60)
+    draft = dag.propose([0], [2])[0]
+    assert draft.token == [1, 2] and min(draft.confidence) > 0.8
+
+
+def test_a_dear_source_is_asked_last_and_only_if_it_brings_more() -> None:
+    dear, cheap = Fixed(Draft.chain([1, 2, 3, 4]), dear=True), Fixed(Draft.chain([1, 2, 3, 4]))
+    dag = Dag([dear, cheap], 8)
+    dag.propose([0], [8])
+    assert cheap.asked == [[0]] and dear.asked == [], "the cheap one promises four tokens"
+    cheap.draft = Draft.chain([1], [0.4])
+    dag.propose([0, 1], [8, 8])
+    assert dear.asked == [[0, 1]]
+
+
+def test_a_dear_source_that_earns_nothing_is_left_alone_and_tried_again() -> None:
+    dear, cheap = Fixed(Draft.chain([7, 7, 7]), dear=True), Fixed(Draft.chain([1, 2], [0.9, 0.1]))
+    dag = Dag([dear, cheap], 8)
+    teach(dag, [1, 5], 100)
+    times = len(dear.asked)
+    assert 0 < times < 60
+    teach(dag, [1, 5], 200)
+    assert times < len(dear.asked) < times + 100
+    cheap.draft = Draft.none()
+    dag.propose([0], [8])
+    assert dear.asked[-1] == [0], "somebody is always asked"
+
+
+def test_everybody_hears_with_their_own_features() -> None:
+    sources = [Fixed(layers=(7, 2), lazy=False), Fixed(), Fixed(layers=(2,), lazy=False)]
+    dag = Dag(sources, 8)
+    assert dag.needs.layers == (2, 7) and not dag.needs.lazy
+    two, seven = torch.randn(3, 4), torch.randn(3, 4)
+    dag.absorb(Commit([1], [0], [[5, 6, 7]], [None], [torch.cat([two, seven], 1)]))
+    heard = [source.heard[0].features for source in sources]
+    assert torch.equal(heard[0][0], torch.cat([seven, two], 1)) and heard[1] is None and torch.equal(heard[2][0], two)
+    dag.absorb(Commit([1], [3], [[]], [8], [torch.zeros(0, 8)]))
+    assert sources[0].heard[1].features[0].shape == (0, 8)
+    dag.forget([1])
+    assert all(source.forgotten == [1] for source in sources) and not dag._known and not dag._asked
+
+
+@pytest.mark.parametrize("drafters", [[Fixed()], [Fixed()] * 5, [Fixed(dear=True)] * 2])
+def test_what_cannot_be_joined(drafters: list[Fixed]) -> None:
+    with pytest.raises(StartError):
+        Dag(drafters, 8)
+
+
+def test_joined_by_name() -> None:
+    dag = open_drafter("ngram+suffix=chain,private", Setting(nodes=6, tree=False))
+    assert dag.needs == Needs(most=6) and open_drafter("ngram+suffix", Setting()).needs.most == 16
+    with pytest.raises(StartError):
+        open_drafter("ngram+suffix=what+ever", Setting())
+    with pytest.raises(StartError):
+        open_drafter("ngram+eagle", Setting())
