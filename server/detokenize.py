@@ -103,66 +103,58 @@ def _byte_of_char() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
 
 
-class _Bytes(dict[int, bytes]):
-    """Token id → its bytes, filled as tokens come up (a full table of a large vocabulary costs more than all texts ever need)."""
+class ByteVocabulary:
+    """What it knows of a token is found out when the token first comes up: to read a whole large vocabulary takes longer than all texts."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, special: frozenset[int]) -> None:
-        super().__init__()
+        self.whole: list[str | None] = [None] * tokenizer.get_vocab_size(with_added_tokens=True)
+        """by token id: its text, if that is whole characters (a list, since looking up is most of what a token costs)"""
+        self._broken: dict[int, bytes] = {}
         self._tokenizer = tokenizer
         self._special = special
         self._alphabet = _byte_of_char()
 
-    def __missing__(self, token_id: int) -> bytes:
-        token = None if token_id in self._special else self._tokenizer.id_to_token(token_id)
-        try:
-            found = bytes([self._alphabet[char] for char in token or ""])
-        except KeyError:
-            found = (token or "").encode()
-        self[token_id] = found
-        return found
-
-
-class _Texts(dict[int, str | None]):
-    """Token id → its text if its bytes are whole characters, else None."""
-
-    def __init__(self, data: _Bytes) -> None:
-        super().__init__()
-        self._data = data
-
-    def __missing__(self, token_id: int) -> str | None:
-        try:
-            found = self._data[token_id].decode()
-        except UnicodeDecodeError:
-            found = None
-        self[token_id] = found
-        return found
-
-
-class ByteVocabulary:
-    def __init__(self, tokenizer: tokenizers.Tokenizer, special: frozenset[int]) -> None:
-        self._bytes = _Bytes(tokenizer, special)
-        self._texts = _Texts(self._bytes)
-
     def detokenizer(self, context: Sequence[int]) -> Detokenizer:
         """A prompt ends with a whole character, so the context does not matter."""
-        return ByteDetokenizer(self._bytes, self._texts)
+        return ByteDetokenizer(self)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """A special token has none, nor has an id that does not exist."""
+        data = self._broken.get(token_id)
+        if data is None:
+            data = self._read(token_id)
+            try:
+                text = data.decode()
+            except UnicodeDecodeError:
+                self._broken[token_id] = data
+            else:
+                if token_id < len(self.whole):
+                    self.whole[token_id] = text
+        return data
+
+    def _read(self, token_id: int) -> bytes:
+        token = "" if token_id in self._special else self._tokenizer.id_to_token(token_id) or ""
+        try:
+            return bytes([self._alphabet[char] for char in token])
+        except KeyError:
+            return token.encode()
 
 
 class ByteDetokenizer:
-    __slots__ = ("_bytes", "_pending", "_texts")
+    __slots__ = ("_pending", "_vocabulary", "_whole")
 
-    def __init__(self, data: dict[int, bytes], texts: dict[int, str | None]) -> None:
-        self._bytes = data
-        self._texts = texts
+    def __init__(self, vocabulary: ByteVocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._whole = vocabulary.whole
         self._pending = b""
         """the beginning of a character"""
 
     def push(self, token_id: int) -> str:
-        if not self._pending:
-            whole = self._texts[token_id]
+        if not self._pending and token_id < len(self._whole):
+            whole = self._whole[token_id]
             if whole is not None:
                 return whole
-        data = self._pending + self._bytes[token_id]
+        data = self._pending + self._vocabulary.bytes_of(token_id)
         text, used = utf_8_decode(data, "replace", False)
         self._pending = data[used:]
         return text

@@ -108,7 +108,7 @@ def test_real_text_never_shows_a_replacement_character(name: str, text: str) -> 
 def test_any_bytes_in_any_cut(parts: list[bytes]) -> None:
     """The incremental decoder agrees with the tokenizer's (Rust's) idea of where a broken character ends."""
     tokenizer = TOKENIZERS["byte_level"]
-    letters = {value: key for key, value in tokenizer._vocabulary._bytes._alphabet.items()}  # type: ignore[attr-defined]
+    letters = {value: key for key, value in tokenizer._vocabulary._alphabet.items()}  # type: ignore[attr-defined]
     ids = [tokenizer._rust.token_to_id(letters[byte]) for part in parts for byte in part]
     assert "".join(pieces_of(tokenizer, [], ids)) == tokenizer.decode(ids) == b"".join(parts).decode(errors="replace")
 
@@ -119,6 +119,12 @@ def test_an_emoji_leaves_when_it_is_whole() -> None:
     pieces = pieces_of(tokenizer, [], ids)
     assert [piece for piece in pieces if piece] == ["a", "🧵", "b"]
     assert "".join(pieces_of(tokenizer, [], ids[:3])) == "a\ufffd"
+
+
+def test_ids_that_do_not_exist_have_no_text() -> None:
+    tokenizer = TOKENIZERS["byte_level"]
+    a = tokenizer._rust.encode("a").ids
+    assert pieces_of(tokenizer, [], [tokenizer.vocab_size, *a, 10**9, *a])[:4] == ["", "a", "", "a"]
 
 
 def bytes_of(tokenizer: Tokenizer, data: bytes) -> list[int]:
