@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from forerun.engine.drafters.draft import Commit, Draft, Drafter
 from forerun.engine.drafters.registry import DRAFTERS, Setting, open_drafter
 from tests.engine.test_identity import KINDS, fresh, live, prompt_of, truth
-from tests.engine.tiny import ROWS, Front, Sequence_, params_for, tiny_engine
+from tests.engine.tiny import ROWS, VOCAB, Front, Sequence_, params_for, tiny_engine
 
 SPECS = {name: [name] for name in DRAFTERS} | {"suffix": ["suffix", "suffix=chain", "suffix=private", "ngram+suffix"]}
 """What to open of each drafter: its name, unless it needs a value or has variants."""
@@ -119,6 +119,26 @@ def test_limits_inside_an_accepted_run(spec: str, limit: int) -> None:
         front.admit(sequence)
         front.run(guess=8)
         assert sequence.tokens == whole.tokens[:most] and sequence.finish == "length"
+
+
+@pytest.mark.parametrize("kind", ["greedy", "everything"])
+@pytest.mark.parametrize("spec", ALL)
+def test_a_poisoned_memory(spec: str, kind: str) -> None:
+    """Whatever others made the drafter believe: texts that go as this one does and then wrongly, at every place, or into its stop."""
+    answer = truth(kind, 1, 21, stop=(VOCAB - 1,))
+    drafter = opened(spec)
+    for place in range(1, len(answer.tokens)):
+        for wrong in ((answer.tokens[place] + 1) % VOCAB, VOCAB - 1):
+            text = [*answer.tokens[:place], wrong, wrong]
+            drafter.absorb(Commit([0], [0], [text], [wrong], None, [0], [""]))
+            drafter.propose([0], [8])
+            drafter.forget([0])
+    front = Front(tiny_engine(drafter))
+    for _ in range(2):
+        sequence = fresh(answer)
+        front.admit(sequence)
+        front.run(guess=8)
+        assert sequence.answer == answer.answer
 
 
 @pytest.mark.parametrize("spec", ALL)
