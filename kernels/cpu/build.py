@@ -78,6 +78,7 @@ def build() -> Path:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # two processes that start together build once
                 if found := built():
                     return found
+                print(f"building the CPU kernels with {cxx}: once, about 20 s", file=sys.stderr, flush=True)
                 made = _link(cxx, _objects(cxx, COMMON, Path(folder)), ("-shared",), Path(folder) / "made.so")
                 target = place / f"libforerun_cpu-{fingerprint()}.so"
                 os.replace(made, target)
