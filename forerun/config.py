@@ -15,8 +15,10 @@ from typing import Any, Literal
 
 from forerun.options import ConfigError, Option, from_environment, from_file, from_flags, idle, options_of, ours, tgi
 
-BUILT_SPECULATORS: tuple[str, ...] = ()
-"""drafters this version can run; `auto` resolves to the first, or to none"""
+SPECULATORS = ("ngram", "suffix")
+"""drafters this version can run, alone or joined by `+`, each with `=VALUE` where it takes one"""
+GUESSES = "suffix"
+"""what `auto` is when guesses are asked for with `--speculate`, TGI's flag; without it nobody guesses in this version"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,7 +105,10 @@ class Batching:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Speculation:
-    speculator: str = ours("auto", "where guesses come from; `auto` or `none` in this version")
+    speculator: str = ours(
+        "auto",
+        "where guesses come from: `none`, `ngram`, `suffix`, or several joined by `+`; `auto` is `suffix` if `--speculate` is given, else `none`",
+    )
     speculate: int | None = tgi(None, "most guesses a sequence may have in a step; 0 = off", least=0)
     speculation_max_batch_size: int | None = ours(None, "no guesses while more sequences than this are running", least=0)
     speculation_controller: Literal["price", "aimd", "fixed"] = ours("price", "how the number of guesses follows acceptance and load")
@@ -326,9 +331,10 @@ def _check(values: Mapping[str, Any], needs_model: bool) -> None:
     if get("sharded") and shards == 1:
         raise _refuse("`sharded` is true but `num_shard` <= 1")
     speculator = get("speculator", "auto")
-    if speculator not in ("auto", "none", *BUILT_SPECULATORS):
+    unknown = [part for part in speculator.split("+") if part.partition("=")[0] not in SPECULATORS]
+    if speculator not in ("auto", "none") and unknown:
         raise _refuse(
-            f"`speculator` {speculator} is not in this version. Use --speculator none; decoding is plain and the output is the same"
+            f"`speculator` {unknown[0]} is not in this version. Use none, {' or '.join(SPECULATORS)}; the output is the same with any of them"
         )
 
 
@@ -350,9 +356,9 @@ def _settle(values: dict[str, Any], environ: Mapping[str, str], notes: list[str]
     if values.get("speculate") == 0:
         values["speculator"] = "none"
     if values.get("speculator", "auto") == "auto":
-        chosen = BUILT_SPECULATORS[0] if BUILT_SPECULATORS else "none"
+        chosen = GUESSES if values.get("speculate") else "none"
         if "speculator" in values:
-            notes.append(f"`speculator` auto is {chosen} in this version")
+            notes.append(f"`speculator` auto is {chosen}")
         values["speculator"] = chosen
     if values["speculator"] == "none" and not values.get("echo"):
         asked = [name for name in ("speculate", "speculation_max_batch_size", "speculation_controller") if values.get(name)]

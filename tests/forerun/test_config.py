@@ -43,7 +43,7 @@ def sources() -> str:
     files = [
         path
         for part in ("server", "router", "forerun")
-        for path in (root / part).glob("*.py")
+        for path in (root / part).rglob("*.py")
         if path.name not in ("config.py", "options.py")
     ]
     return "\n".join(path.read_text() for path in files)
@@ -167,7 +167,8 @@ def test_booleans_in_the_environment(word: str, value: bool) -> None:
         (["--quantize", "bitsandbytes-nf4"], {}, "`quantize` bitsandbytes-nf4 is not in this version"),
         ([], {"HF_MODEL_QUANTIZE": "awq"}, "Leave it out (or unset QUANTIZE) and give an unquantised checkpoint"),
         (["--cuda-memory-fraction", "0"], {}, "`cuda_memory_fraction` must be > 0"),
-        (["--speculator", "eagle=DIR"], {}, "Use --speculator none"),
+        (["--speculator", "eagle=DIR"], {}, "Use none, ngram or suffix"),
+        (["--speculator", "suffix+eagle=DIR"], {}, "Use none, ngram or suffix"),
         (["--config", "/nowhere.toml"], {}, "cannot read --config /nowhere.toml"),
     ],
 )  # fmt: skip
@@ -275,19 +276,21 @@ def test_rope() -> None:
 
 def test_speculation_is_honest() -> None:
     assert parse().speculation.speculator == "none"
-    config = parse("--speculate", "2", "--speculation-max-batch-size", "8", "--speculation-controller", "fixed")
-    assert (config.speculation.speculate, len(config.notes)) == (0, 3)
+    config = parse("--speculation-max-batch-size", "8", "--speculation-controller", "fixed")
+    assert (config.speculation.speculate, len(config.notes)) == (0, 2)
     assert all("without a drafter" in note for note in config.notes)
+    config = parse("--speculate", "2", "--speculation-max-batch-size", "8")
+    assert (config.speculation.speculator, config.speculation.speculate, config.notes) == ("suffix", 2, ())
     assert parse("--speculator", "none", "--speculate", "0").notes == ()
     assert "auto is none" in parse("--speculator", "auto").notes[0]
 
 
-def test_no_guesses_at_all_is_no_speculator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_guesses_at_all_is_no_speculator() -> None:
     """A worker takes 0 guesses for "as many as the drafter likes"."""
-    monkeypatch.setattr("forerun.config.BUILT_SPECULATORS", ("suffix", "ngram"))
     for argv in (["--speculate", "0"], ["--speculate", "0", "--speculator", "ngram"]):
         assert parse(*argv).speculation.speculator == "none"
     assert parse("--speculate", "3").speculation.speculator == "suffix"
+    assert parse("--speculator", "suffix=chain+ngram").speculation.speculator == "suffix=chain+ngram"
 
 
 UNREAD = {
@@ -295,8 +298,6 @@ UNREAD = {
     "hf_home": "decides huggingface_hub_cache, in config.py itself",
     "hf_token": "handed on by worker_environment",
     "disable_grammar_support": "grammars are always refused in this version",
-    "speculation_max_batch_size": "noted, there is no drafter in this version",
-    "speculation_controller": "noted, there is no drafter in this version",
 }
 
 
