@@ -107,7 +107,7 @@ class Batching:
 class Speculation:
     speculator: str = ours(
         "auto",
-        "where guesses come from: `none`, `ngram`, `suffix`, or several joined by `+`; `auto` is `suffix` if `--speculate` is given, else `none`",
+        "guesses come from `none`, `ngram`, `suffix` or a join (`a+b`); `auto` is `suffix` with `--speculate`, else `none`",
     )
     speculate: int | None = tgi(None, "most guesses a sequence may have in a step; 0 = off", least=0)
     speculation_max_batch_size: int | None = ours(None, "no guesses while more sequences than this are running", least=0)
@@ -333,9 +333,7 @@ def _check(values: Mapping[str, Any], needs_model: bool) -> None:
     speculator = get("speculator", "auto")
     unknown = [part for part in speculator.split("+") if part.partition("=")[0] not in SPECULATORS]
     if speculator not in ("auto", "none") and unknown:
-        raise _refuse(
-            f"`speculator` {unknown[0]} is not in this version. Use none, {' or '.join(SPECULATORS)}; the output is the same with any of them"
-        )
+        raise _refuse(f"`speculator` {unknown[0]} is not in this version. Use none, {' or '.join(SPECULATORS)}: the output is the same")
 
 
 def _settle(values: dict[str, Any], environ: Mapping[str, str], notes: list[str]) -> None:
