@@ -136,7 +136,7 @@ class Replica:
     def fail_all(self, failure: Failure) -> None:
         for sequence in list(self._live):
             self.cancel(sequence)
-            sequence.stream.fail(failure)
+            self._tell_failure(sequence, failure)
 
     def load(self) -> Load:
         return self._scheduler.load() if self._scheduler else Load(0, 0, 0, 0, 0, 1)
@@ -239,11 +239,18 @@ class Replica:
         self.cancel(guilty)
         _log.error("Request kills workers, ended it", request_id=guilty.request.id, reason=death.reason)
         reason = f"two workers in a row died in a step of this request, the last because: {death.reason}"
-        guilty.stream.fail(Failure(f"Request failed during generation: {reason}", "generation", 424))
+        self._tell_failure(guilty, Failure(f"Request failed during generation: {reason}", "generation", 424))
         trusted, self._trusted = self._trusted, False
         if trusted:
             self._deaths.clear()
         return trusted
+
+    def _tell_failure(self, sequence: Sequence, failure: Failure) -> None:
+        """A stream that breaks on the news must not keep others from hearing theirs."""
+        try:
+            sequence.stream.fail(failure)
+        except Exception:
+            _log.exception("A stream broke when it was told of its failure", request_id=sequence.request.id)
 
     # What the scheduler says (events.Listener).
 

@@ -12,7 +12,7 @@ import pytest
 
 from forerun.config import Config, Limits
 from forerun.messages import Inject, Start
-from forerun.router.request import Run
+from forerun.router.request import Failure, Run
 from forerun.router.service import Phase, Refused, Router
 from tests.router.fakes import Collector, Counting, children, configuration, expected, request, running, worker_pid
 
@@ -113,6 +113,21 @@ async def test_a_stream_that_raises_ends_alone() -> None:
         assert stream.got == expected(what)
         assert broken.failure is not None and broken.failure.status == 500
         assert router.load().running == 0
+
+
+async def test_a_stream_that_breaks_on_its_failure_keeps_no_other_from_hearing() -> None:
+    class Broken(Collector):
+        def fail(self, failure: Failure) -> None:
+            raise ZeroDivisionError
+
+    async with running() as (router, _):
+        router.inject(Inject("slow", 0.01))
+        streams = [Broken(), Collector(), Broken(), Collector()]
+        for n, stream in enumerate(streams):
+            router.submit(request([5 + n], 1000), stream)
+        await until(lambda: all(stream.got for stream in streams))
+        await router.drain(0)
+        assert all(stream.failure is not None for stream in streams[1::2])
 
 
 @pytest.mark.parametrize("how", ["killed", "raises", "hangs"])
