@@ -18,6 +18,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from forerun.kernels.quant import Codes
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Caps:
@@ -76,7 +78,8 @@ class Rows(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Weight:
-    """A packed matrix that computes x @ W.T. `shape`: (out, in) before packing; `format`: bf16, f32, …; `data`: the backend's own."""
+    """A packed matrix that computes x @ W.T. `shape`: (out, in) before packing; `format`: bf16, f32, or one of `kernels/quant.py`;
+    `data`: the backend's own."""
 
     shape: tuple[int, int]
     format: str
@@ -134,7 +137,8 @@ class Ops(Protocol):
         ...
 
     def matmul(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-        """x float32 [n, in] → float32 [n, out]; x is rounded to the weight's compute type, accumulation is float32."""
+        """x float32 [n, in] → float32 [n, out]; x is rounded to the weight's compute type (for codes to `quant.round_rows`),
+        accumulation is float32."""
         ...
 
     def rope(
@@ -209,8 +213,12 @@ class Backend(Protocol):
     def pool(self, spec: PoolSpec, pages: int) -> Pool: ...
 
     def pack(self, weight: Tensor, format: str) -> Weight:
-        """weight [out, in] of any floating type → the layout the device multiplies with. format: bf16, f32 (int8, int4 where the
-        backend has them; a ValueError that names the ones it has otherwise)."""
+        """weight [out, in] of any floating type → the layout the device multiplies with. format: bf16, f32, or one of
+        `kernels/quant.py`; a ValueError that names the ones it has otherwise."""
+        ...
+
+    def pack_codes(self, codes: Codes) -> Weight:
+        """A matrix that is quantised already, in its own format and without loss."""
         ...
 
     def capture(self, function: Callable[..., Any], example: Any) -> Callable[..., Any]:

@@ -7,13 +7,14 @@ V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forerun.kernels import dice
+from forerun.kernels import dice, quant
 
 
 class Heads(Protocol):
@@ -98,11 +99,14 @@ def concat(parts: list[Tensor]) -> Tensor:
     return torch.cat(parts, 1)
 
 
-def matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x float32 [n, in], weight [out, in] → float32 [n, out]: x rounded to the weight's type, products summed in float32. One
-    matrix-vector product a row, so that a row's sum never depends on how many rows there are."""
-    rounded, matrix = x.to(weight.dtype).float(), weight.float()
-    out = torch.empty(x.shape[0], weight.shape[0])
+def matmul(x: Tensor, weight: Tensor | quant.Codes, bias: Tensor | None = None) -> Tensor:
+    """x float32 [n, in], weight [out, in] → float32 [n, out]: x rounded to the weight's type, for codes to 16 bits a group; products
+    summed in float32. One matrix-vector product a row, so that a row's sum never depends on how many rows there are."""
+    if torch.is_tensor(weight):
+        rounded, matrix = x.to(weight.dtype).float(), weight.float()
+    else:
+        rounded, matrix = quant.round_rows(x), quant.expand(weight)
+    out = torch.empty(x.shape[0], matrix.shape[0])
     for i in range(x.shape[0]):
         out[i] = torch.mv(matrix, rounded[i].clone())  # a vector of its own: the sum's order depends on its alignment too
     return out if bias is None else out + bias
@@ -230,7 +234,15 @@ def route(logits: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:
     return experts, weights
 
 
-def moe(x: Tensor, router: Tensor, gate_up: list[Tensor], down: list[Tensor], top_k: int, activation: str, normalize: bool) -> Tensor:
+def moe(
+    x: Tensor,
+    router: Tensor | quant.Codes,
+    gate_up: Sequence[Tensor | quant.Codes],
+    down: Sequence[Tensor | quant.Codes],
+    top_k: int,
+    activation: str,
+    normalize: bool,
+) -> Tensor:
     """Mixture of experts: for each row the weighted sum of down(gate(gate_up(x))) over its experts, in ascending expert order."""
     experts, weights = route(matmul(x, router), top_k, normalize)
     out = torch.zeros_like(x)
@@ -242,7 +254,7 @@ def moe(x: Tensor, router: Tensor, gate_up: list[Tensor], down: list[Tensor], to
     return out
 
 
-def logits(x: Tensor, head: Tensor, scale: float = 1.0, softcap: float = 0.0) -> Tensor:
+def logits(x: Tensor, head: Tensor | quant.Codes, scale: float = 1.0, softcap: float = 0.0) -> Tensor:
     """float32 [m, V] = cap(scale · x @ head.T), cap(z) = softcap · tanh(z / softcap) where softcap > 0."""
     raw = matmul(x, head) * scale
     return softcap * torch.tanh(raw / softcap) if softcap else raw

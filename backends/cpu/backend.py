@@ -15,12 +15,15 @@ import torch
 from torch import Tensor
 
 from forerun.backends.base import Backend, Caps, Ops, Pool, PoolSpec, Weight
+from forerun.backends.cpu import quant as packed_codes
 from forerun.backends.cpu import torch_ops, weights
 from forerun.backends.cpu.library import Library
 from forerun.backends.cpu.memory import Limits
 from forerun.backends.cpu.native_ops import Captured, NativeOps
 from forerun.backends.cpu.regions import Regions, huge_pages
+from forerun.kernels import quant
 from forerun.kernels.cpu.build import BuildError, build
+from forerun.kernels.quant import Codes
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +80,12 @@ class NativeCpu(CpuBackend):
 
     def pack(self, weight: Tensor, format: str) -> Weight:
         _check_format(format)
+        if format in quant.FORMATS:
+            return self.pack_codes(quant.quantize(weight, format))
         return weights.pack(weight, format, self._regions)
+
+    def pack_codes(self, codes: Codes) -> Weight:
+        return packed_codes.pack(codes, self._regions)
 
     def capture(self, function: Callable[..., Any], example: Any) -> Callable[..., Any]:
         captured = Captured(function, self._ops)
@@ -99,7 +107,12 @@ class TorchCpu(CpuBackend):
 
     def pack(self, weight: Tensor, format: str) -> Weight:
         _check_format(format)
+        if format in quant.FORMATS:
+            return self.pack_codes(quant.quantize(weight, format))
         return torch_ops.pack(weight, FORMATS[format], format)
+
+    def pack_codes(self, codes: Codes) -> Weight:
+        return Weight(codes.shape, codes.format, codes, codes.nbytes)
 
     def capture(self, function: Callable[..., Any], example: Any) -> Callable[..., Any]:
         return function
@@ -113,8 +126,8 @@ def _caps(dtypes: tuple[torch.dtype, ...], graphs: bool) -> Caps:
 
 
 def _check_format(format: str) -> None:
-    if format not in FORMATS:
-        raise ValueError(f"the CPU has no weight format {format!r}; it has: {', '.join(FORMATS)}")
+    if format not in (*FORMATS, *quant.FORMATS):
+        raise ValueError(f"the CPU has no weight format {format!r}; it has: {', '.join((*FORMATS, *quant.FORMATS))}")
 
 
 def open_cpu(threads: int, memory_fraction: float) -> Backend:

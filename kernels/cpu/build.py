@@ -25,7 +25,12 @@ COMPILERS = ("c++", "g++", "clang++")
 COMMON = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra")
 SANITIZE = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 WIDE = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma", "-mprefer-vector-width=512")
-X86: dict[str, tuple[str, ...]] = {"avx512bf16": (*WIDE, "-mavx512bf16"), "avx512": WIDE, "avx2": ("-mavx2", "-mfma"), "scalar": ("-O2",)}
+X86: dict[str, tuple[str, ...]] = {
+    "avx512bf16": (*WIDE, "-mavx512bf16", "-mavx512vnni"),
+    "avx512": WIDE,
+    "avx2": ("-mavx2", "-mfma"),
+    "scalar": ("-O2",),
+}
 ANY: dict[str, tuple[str, ...]] = {"scalar": ()}
 
 

@@ -98,6 +98,29 @@ Job product() {
     return job;
 }
 
+// Weights of 8 and 4 bits (quant.h): codes of any value, scales and minima between ±1/8 and ±1/4.
+Job codes() {
+    Job job;
+    const int format = draw(2, 5), n = draw(1, 60), K = draw(1, 300), N = draw(1, 150), panels = (N + 31) / 32, groups = (K + 31) / 32;
+    const int bytes = format < 4 ? 1024 : 512, scales = format == 2 ? 0 : format == 4 ? 64 : 32;
+    std::vector<uint8_t> packed;
+    for (int panel = 0; panel < panels; ++panel) {
+        for (int g = 0; g < groups; ++g) {
+            for (int b = 0; b < bytes; ++b) packed.push_back(uint8_t(draw(0, 255)));
+            for (int s = 0; s < scales; ++s) packed.push_back(uint8_t(draw(0, 255))), packed.push_back(uint8_t(0x30 + draw(0, 3) + 0x80 * draw(0, 1)));
+        }
+        for (float unit : floats(32)) packed.insert(packed.end(), (uint8_t*)&unit, (uint8_t*)&unit + 4);
+    }
+    job.name = "matmul of codes";
+    job.op.code = FR_MATMUL;
+    job.sizes[FR_N] = n;
+    job.operands({job.own(floats(size_t(n) * K, 0.1f / std::sqrt(float(K)))), job.aligned(packed), draw(0, 1) ? job.own(floats(N)) : nullptr,
+                  job.result(size_t(n) * N)});
+    job.integers({K, N, format});
+    job.tolerance = 1e-3;
+    return job;
+}
+
 Job attention() {
     Job job;
     const bool half = draw(0, 1);
@@ -275,7 +298,7 @@ int main(int argc, char** argv) {
         one.push_back(fr_open(1, name));
         three.push_back(fr_open(3, name));
     }
-    Job (*const kinds[])() = {product, attention, rows, rotation, mixture, keep};
+    Job (*const kinds[])() = {product, codes, attention, rows, rotation, mixture, keep};
     int failures = 0, count = 0;
     for (int round = 0; round < rounds; ++round)
         for (auto kind : kinds) {

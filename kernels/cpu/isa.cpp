@@ -1,7 +1,7 @@
 // All kernels for one instruction set. Compiled once for each, with its flags and FR_ISA naming it.
 #include "attention.h"
 #include "dice.h"
-#include "matmul.h"
+#include "quant.h"
 #include "rows.h"
 
 #define FR_NAME_(isa) kernels_##isa
@@ -12,7 +12,7 @@
 namespace fr {
 extern const Kernels FR_NAME(FR_ISA);
 const Kernels FR_NAME(FR_ISA) = {
-    FR_TEXT(FR_ISA), TILE_ROWS, packed_bytes, pack_rows, multiply, attention_bytes, attention, embed,
+    FR_TEXT(FR_ISA), TILE_ROWS, packed_bytes_any, pack_rows_any, multiply_any, attention_bytes, attention, embed,
     norm,            add,       rope,         write_kv,  gate,     cap,             pick,      dice,
     dice_at,
 };

@@ -7,14 +7,16 @@
 
 namespace fr {
 
-enum Format : int32_t { F32 = 0, BF16 = 1 };  // of a weight, a table or a cache
+enum Format : int32_t { F32 = 0, BF16 = 1, INT8 = 2, INT8_GROUPS = 3, INT4 = 4, INT4_SYMMETRIC = 5 };  // tables and caches: the first two
 
 constexpr int PANEL = 32;         // columns of a packed weight that lie together
+constexpr int GROUP = 32;         // k of a quantised weight that share a scale
 constexpr int PAGE = 16;          // positions of a KV page
 constexpr int MOST_TILE_ROWS = 12;  // rows that any instruction set multiplies at once
 constexpr int ROW_BLOCK = 32;     // most rows of one attention task
 
-// y [rows, N] = x [rows, K] · wᵀ (+ bias). w is packed: f32 [N/32][K][32]; bf16 [N/32][K/2][32][2], both padded with zeros.
+// y [rows, N] = x [rows, K] · wᵀ (+ bias). w is packed: f32 [N/32][K][32]; bf16 [N/32][K/2][32][2], both padded with zeros;
+// quant.h says how quantised weights and their rows lie.
 // x is packed by pack_rows into row tiles: of `rows` rows the tile t takes rows·t/tiles … rows·(t+1)/tiles.
 struct Product {
     const void* w;

@@ -28,7 +28,7 @@ std::vector<const Kernels*> available() {
     __builtin_cpu_init();
     const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512dq");
-    if (wide && __builtin_cpu_supports("avx512bf16")) found.push_back(&kernels_avx512bf16);
+    if (wide && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")) found.push_back(&kernels_avx512bf16);
     if (wide) found.push_back(&kernels_avx512);
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(&kernels_avx2);
 #endif

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from forerun.backends.base import AttentionSpec, Backend, PoolSpec
 from forerun.engine.batch import Batch
-from forerun.kernels import reference
+from forerun.kernels import quant, reference
 
 from .cases import Segment, int32, make_case, one_segment, segments
 
@@ -25,6 +25,7 @@ few = settings(max_examples=25, deadline=None, suppress_health_check=[HealthChec
 seeds = st.integers(0, 2**31)
 sizes = st.one_of(st.integers(1, 40), st.sampled_from([64, 96, 100, 576]))
 formats = st.sampled_from(["f32", "bf16"])
+codes = st.sampled_from(quant.FORMATS)
 
 
 def random(seed: int, *shape: int) -> Tensor:
@@ -118,7 +119,43 @@ class Contract:
         assert weight.shape == (rows, columns) and weight.format == format and weight.bytes >= w.numel()
         close(backend.ops.matmul(x, weight, b), reference.matmul(x, w.to(FORMATS[format]), b), 1e-4)
 
-    @pytest.mark.parametrize("format", FORMATS)
+    @few
+    @given(
+        seed=seeds, n=st.integers(0, 50), rows=sizes, columns=sizes, format=codes, bias=st.booleans(), scale=st.sampled_from([1.0, 3e-5])
+    )
+    def test_matmul_with_codes(
+        self, backend: Backend, seed: int, n: int, rows: int, columns: int, format: str, bias: bool, scale: float
+    ) -> None:
+        """Against float64: what is lost beside the weights' own rounding is activations rounded to 16 bits and float sums."""
+        x, w = random(seed, n, columns) * random(seed + 3, n, 1), random(seed + 1, rows, columns) * scale
+        b = random(seed + 2, rows) if bias else None
+        weight = backend.pack(w, format)
+        assert weight.shape == (rows, columns) and weight.format == format
+        actual = backend.ops.matmul(x, weight, b)
+        matrix = quant.expand(quant.quantize(w, format)).double()
+        exact = x.double() @ matrix.T + (0 if b is None else b.double())
+        room = x.double().abs().amax(1, keepdim=True) @ matrix.abs().sum(1, keepdim=True).T * 2e-5 + 1e-6 * exact.abs()
+        assert ((actual - exact).abs() <= room).all()
+        close(actual, reference.matmul(x, quant.quantize(w, format), b), max(1e-4 * scale * columns**0.5, 1e-6))
+
+    def test_codes_that_are_packed_as_they_are(self, backend: Backend) -> None:
+        """A row of ones picks out sums; a row with one 1 picks out a column: the very numbers that the codes stand for."""
+        for format in quant.FORMATS:
+            codes = quant.quantize(random(4, 45, 70), format)
+            close(backend.ops.matmul(torch.eye(70), backend.pack_codes(codes)), quant.expand(codes).T, 1e-6)
+
+    @pytest.mark.parametrize("format", quant.FORMATS)
+    def test_codes_and_what_is_not_a_number(self, backend: Backend, format: str) -> None:
+        """A row that holds a NaN or an infinity is not finite; one of zeros, or of next to nothing, is zero; others know nothing of it."""
+        x, weight = random(5, 6, 70), backend.pack(random(6, 40, 70), format)
+        clean = backend.ops.matmul(x, weight)
+        x[1, 69], x[2, 3], x[3], x[4] = torch.nan, torch.inf, 0.0, 1e-38
+        y = backend.ops.matmul(x, weight)
+        assert not y[1].isfinite().any() and not y[2].isfinite().any()
+        assert y[3:5].abs().max() < 1e-30
+        same(y[[0, 5]], clean[[0, 5]])
+
+    @pytest.mark.parametrize("format", [*FORMATS, *quant.FORMATS])
     def test_a_row_of_a_product_is_the_same_in_any_company(self, backend: Backend, format: str) -> None:
         """The promise itself, for every number of rows up to 70 and the largest blocks, and K beyond one block."""
         for columns, rows in ((576, 100), (1537, 33), (5000, 64)):

@@ -15,6 +15,7 @@ from forerun.backends.cpu import backend as module
 from forerun.backends.cpu.backend import NativeCpu, choose_threads, open_cpu, open_native, open_torch
 from forerun.backends.cpu.library import KernelError
 from forerun.backends.registry import open_backend
+from forerun.kernels import quant
 from forerun.kernels.cpu.build import BuildError
 
 from .cases import Segment, int32, make_case
@@ -54,7 +55,7 @@ def work(backend: Backend) -> list[torch.Tensor]:
     case = make_case(backend, PARTS, SPEC, torch.bfloat16, 5)
     x = random(1, 200, 192)
     results = [backend.ops.attention(case.qkv, case.pool, 1, case.batch, SPEC), backend.ops.noise(3, 4, 70000)]
-    for format in ("f32", "bf16"):
+    for format in ("f32", "bf16", *quant.FORMATS):
         w = backend.pack(random(2, 1000, 192), format)
         results += [backend.ops.matmul(x, w), backend.ops.matmul(x[:3], w), backend.ops.logits(x[:20], w, 0.5, 30.0)]
     results += [
@@ -75,7 +76,8 @@ def test_the_number_of_threads_changes_nothing(form: str, threads: int) -> None:
 
 @pytest.mark.parametrize("form", ["avx512bf16", "avx512"])
 def test_instruction_sets_agree(form: str) -> None:
-    """Vectors of 256 and of 512 bits round alike; only the dot products of bf16 weights are another instruction."""
+    """Vectors of 256 and of 512 bits round alike; only the dot products of bf16 weights are another instruction. Sums of codes are whole
+    numbers."""
     for index, (wide, narrow) in enumerate(zip(work(native(form, 1)), work(native("avx2", 1)))):
         if form == "avx512" or index not in (5, 6, 7):
             same(wide, narrow)

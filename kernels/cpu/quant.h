@@ -1,0 +1,341 @@
+// Products with weights of 8 or 4 bits.
+//
+// Weights come in groups of 32 along K: w = unit[column] · (scale[group, column] · code + minimum[group, column]). A row of activations is
+// rounded to 16 bits group by group, x ≈ step · q with |q| ≤ 32767 reaching the group's largest value: finer than bf16. The products of codes
+// and q are then whole numbers, and so is their sum over a group, exactly, in any order and on any machine:
+//
+//   y = unit · Σ over groups, in order, in float:   fma(Σ code·q, scale·step, …),   then fma(minimum, step·Σq, …)
+//
+// So an element of y is one chain again, as in matmul.h, and every instruction set that fuses multiply-add makes the same bits.
+//
+//   panel of 32 columns:   groups one after the other, then 32 units (float)
+//   group, 8 bits:         [k/2: 16][column: 32][k%2] signed bytes
+//   group, 4 bits:         [k/8: 4][column: 32][k%2] words of four codes 0 … 15: k/2%4 = 0 in the lowest four bits
+//                          then, by format, 32 scales and 32 minima (f16)
+//   packed rows, a group:  [k/2: 16][row] pairs of q, [row] steps, [row] integers that the sum starts with, [row] step·Σq
+//
+// The integer that a sum starts with is −8·Σq where codes stand for code − 8, else 0.
+#pragma once
+
+#include "matmul.h"
+
+#define FR_METHOD inline __attribute__((always_inline))
+
+namespace {
+
+constexpr int GROUP = fr::GROUP;
+constexpr int PAIRS = GROUP / 2;
+constexpr int HALF = fr::PANEL / 2;  // columns of a vector
+
+#if defined(__AVX512F__)
+constexpr int KEPT_ROWS = 5;  // up to here the registers hold the sums of a group and those over groups
+#else
+constexpr int KEPT_ROWS = 1;
+#endif
+
+#if defined(__AVX512F__)
+
+typedef int32_t Ints __attribute__((vector_size(64)));  // unlike __m512i it aliases nothing, and arrays of it stay in registers
+struct I { Ints x; };    // sixteen int32, or as many pairs of int16
+
+FR_INLINE I splat(int32_t a) { return {(Ints)_mm512_set1_epi32(a)}; }
+FR_INLINE I dot(I sum, I w, I q) {
+#if defined(__AVX512VNNI__)
+    return {(Ints)_mm512_dpwssd_epi32((__m512i)sum.x, (__m512i)w.x, (__m512i)q.x)};
+#else
+    return {sum.x + (Ints)_mm512_madd_epi16((__m512i)w.x, (__m512i)q.x)};
+#endif
+}
+FR_INLINE I operator+(I a, I b) { return {a.x + b.x}; }
+FR_INLINE V to_float(I a) { return {_mm512_cvtepi32_ps((__m512i)a.x)}; }
+FR_INLINE I load_bytes(const int8_t* p) { return {(Ints)_mm512_cvtepi8_epi16(_mm256_load_si256((const __m256i*)p))}; }
+FR_INLINE I load_words(const uint16_t* p) { return {(Ints)_mm512_load_si512(p)}; }
+template <int AT>
+FR_INLINE I nibbles(I w) {
+    if constexpr (AT == 3) return {(Ints)_mm512_srli_epi16((__m512i)w.x, 12)};
+    return {(Ints)_mm512_and_si512(AT ? _mm512_srli_epi16((__m512i)w.x, 4 * AT) : (__m512i)w.x, _mm512_set1_epi16(15))};
+}
+FR_INLINE V load_half(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_load_si256((const __m256i*)p))}; }
+// The low 16 bits of every lane.
+FR_INLINE void store_low(int16_t* p, V a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_castps_si512(a.x))); }
+
+#elif defined(__AVX2__)
+
+struct I { __m256i lo, hi; };
+
+FR_INLINE I splat(int32_t a) { return {_mm256_set1_epi32(a), _mm256_set1_epi32(a)}; }
+FR_INLINE I dot(I sum, I w, I q) {
+    return {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(w.lo, q.lo)), _mm256_add_epi32(sum.hi, _mm256_madd_epi16(w.hi, q.hi))};
+}
+FR_INLINE I operator+(I a, I b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
+FR_INLINE V to_float(I a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+FR_INLINE I load_bytes(const int8_t* p) {
+    return {_mm256_cvtepi8_epi16(_mm_load_si128((const __m128i*)p)), _mm256_cvtepi8_epi16(_mm_load_si128((const __m128i*)(p + 16)))};
+}
+FR_INLINE I load_words(const uint16_t* p) { return {_mm256_load_si256((const __m256i*)p), _mm256_load_si256((const __m256i*)(p + 16))}; }
+template <int AT>
+FR_INLINE I nibbles(I w) {
+    const __m256i mask = _mm256_set1_epi16(15);
+    return {_mm256_and_si256(_mm256_srli_epi16(w.lo, 4 * AT), mask), _mm256_and_si256(_mm256_srli_epi16(w.hi, 4 * AT), mask)};
+}
+FR_INLINE __m256 half8(const uint16_t* p) {
+    const __m256i h = _mm256_cvtepu16_epi32(_mm_load_si128((const __m128i*)p));
+    const __m256 size = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_and_si256(h, _mm256_set1_epi32(0x7fff)), 13));
+    const __m256 sign = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_and_si256(h, _mm256_set1_epi32(0x8000)), 16));
+    return _mm256_or_ps(_mm256_mul_ps(size, _mm256_set1_ps(0x1p112f)), sign);
+}
+FR_INLINE V load_half(const uint16_t* p) { return {half8(p), half8(p + 8)}; }
+FR_INLINE void store_low(int16_t* p, V a) {
+    alignas(32) uint32_t bits[LANES];
+    _mm256_store_ps((float*)bits, a.lo), _mm256_store_ps((float*)bits + 8, a.hi);
+    for (int l = 0; l < LANES; ++l) p[l] = int16_t(bits[l]);
+}
+
+#else
+
+struct I { int32_t x[LANES]; };
+
+FR_INLINE I splat(int32_t a) {
+    I r;
+    for (int l = 0; l < LANES; ++l) r.x[l] = a;
+    return r;
+}
+FR_INLINE I dot(I sum, I w, I q) {
+    for (int l = 0; l < LANES; ++l) sum.x[l] += int16_t(w.x[l]) * int16_t(q.x[l]) + (w.x[l] >> 16) * (q.x[l] >> 16);
+    return sum;
+}
+FR_INLINE I operator+(I a, I b) {
+    for (int l = 0; l < LANES; ++l) a.x[l] += b.x[l];
+    return a;
+}
+FR_INLINE V to_float(I a) { FR_EACH(float(a.x[l])); }
+FR_INLINE I load_bytes(const int8_t* p) {
+    I r;
+    for (int l = 0; l < LANES; ++l) r.x[l] = int32_t(uint32_t(uint16_t(p[2 * l])) | uint32_t(p[2 * l + 1]) << 16);
+    return r;
+}
+FR_INLINE I load_words(const uint16_t* p) {
+    I r;
+    for (int l = 0; l < LANES; ++l) r.x[l] = int32_t(uint32_t(p[2 * l]) | uint32_t(p[2 * l + 1]) << 16);
+    return r;
+}
+template <int AT>
+FR_INLINE I nibbles(I w) {
+    for (int l = 0; l < LANES; ++l) w.x[l] = int32_t(uint32_t(w.x[l]) >> (4 * AT) & 0x000f000fu);
+    return w;
+}
+// Finite numbers only, as scales are; a subnormal becomes exact through the multiplication.
+FR_INLINE V load_half(const uint16_t* p) { FR_EACH(float_of(bits_of(float_of(uint32_t(p[l] & 0x7fff) << 13) * 0x1p112f) | uint32_t(p[l] & 0x8000) << 16)); }
+FR_INLINE void store_low(int16_t* p, V a) {
+    for (int l = 0; l < LANES; ++l) p[l] = int16_t(bits_of(a.x[l]));
+}
+
+#endif
+
+// With few rows a chain of sixteen additions would be waited for: whole numbers may be added in several, as the order is free.
+constexpr int chains(int M) { return M == 1 ? 4 : M <= 3 ? 2 : 1; }
+
+// Sums of a group, M rows by 32 columns, in g[row + M · chain]: what the two widths of codes do differently. `ahead` as in Tile; fetching
+// what is at hand costs nothing.
+struct Bytes {
+    static constexpr int CODES = GROUP * fr::PANEL;
+    template <int M, int C>
+    FR_INLINE void sum(I (&g)[M * C][2], const uint8_t* codes, const int32_t* q, int64_t ahead) {
+        for (int pairs = 0; pairs < PAIRS; pairs += C)
+            for (int c = 0; c < C; ++c) {
+                const int pair = pairs + c;
+                __builtin_prefetch(codes + ahead + pair * 64, 0, 2);
+                const int8_t* at = (const int8_t*)codes + pair * 2 * fr::PANEL;
+                const I left = load_bytes(at), right = load_bytes(at + fr::PANEL);
+                for (int m = 0; m < M; ++m) {
+                    const I x = splat(q[pair * M + m]);
+                    I(&sum)[2] = g[m + M * c];
+                    sum[0] = dot(sum[0], left, x), sum[1] = dot(sum[1], right, x);
+                }
+            }
+    }
+};
+
+struct Nibbles {
+    static constexpr int CODES = GROUP * fr::PANEL / 2;
+    template <int AT, int M, int C>
+    FR_INLINE void plane(I (&g)[M * C][2], I left, I right, const int32_t* q) {
+        const I a = nibbles<AT>(left), b = nibbles<AT>(right);
+        for (int m = 0; m < M; ++m) {
+            const I x = splat(q[AT * M + m]);
+            I(&sum)[2] = g[m + M * (AT % C)];
+            sum[0] = dot(sum[0], a, x), sum[1] = dot(sum[1], b, x);
+        }
+    }
+    template <int M, int C>
+    FR_INLINE void sum(I (&g)[M * C][2], const uint8_t* codes, const int32_t* q, int64_t ahead) {
+        for (int octet = 0; octet < PAIRS / 4; ++octet) {
+            __builtin_prefetch(codes + ahead + octet * 128, 0, 2), __builtin_prefetch(codes + ahead + octet * 128 + 64, 0, 2);
+            const uint16_t* at = (const uint16_t*)codes + octet * 2 * fr::PANEL;
+            const I left = load_words(at), right = load_words(at + fr::PANEL);
+            plane<0, M, C>(g, left, right, q + 4 * octet * M);
+            plane<1, M, C>(g, left, right, q + 4 * octet * M);
+            plane<2, M, C>(g, left, right, q + 4 * octet * M);
+            plane<3, M, C>(g, left, right, q + 4 * octet * M);
+        }
+    }
+};
+
+// How a group lies. `scales`, `minima`: whether they follow the codes.
+struct Layout {
+    int codes, bytes;
+    bool scales, minima;
+};
+
+FR_INLINE Layout layout(fr::Format format) {
+    const bool minima = format == fr::INT4, scales = format != fr::INT8;
+    const int codes = format == fr::INT8 || format == fr::INT8_GROUPS ? Bytes::CODES : Nibbles::CODES;
+    return {codes, codes + 2 * fr::PANEL * (int(scales) + int(minima)), scales, minima};
+}
+
+constexpr int ROW_WORDS = PAIRS + 3;  // of a packed row, a group
+
+// Sums over groups, M rows by 32 columns: in registers, or where a group's sums need them all, in memory meanwhile.
+template <int M, bool KEPT = (M <= KEPT_ROWS)>
+struct Sums {
+    V at[M][2];
+    FR_METHOD V get(int m, int j) { return at[m][j]; }
+    FR_METHOD void put(int m, int j, V value) { at[m][j] = value; }
+    FR_METHOD void leave() {}
+};
+
+template <int M>
+struct Sums<M, false> {
+    alignas(64) float at[M][2][LANES];
+    FR_METHOD V get(int m, int j) { return load(at[m][j]); }
+    FR_METHOD void put(int m, int j, V value) { store(at[m][j], value); }
+    FR_METHOD void leave() { asm volatile("" : : "r"(at) : "memory"); }  // lest the compiler carries them through the group
+};
+
+// M rows by one panel, `t.steps` groups.
+template <class Codes, int M>
+void group_tile(const Tile& t, const Layout& lies, const uint8_t* w, const int32_t* x, const float* units) {
+    constexpr int C = chains(M);
+    const bool full = t.columns >= fr::PANEL;
+    Sums<M> sums;
+    {
+        V y[M][2];
+        full ? begin<M, 1, true>(t, y) : begin<M, 1, false>(t, y);
+        for (int m = 0; m < M; ++m) sums.put(m, 0, y[m][0]), sums.put(m, 1, y[m][1]);
+    }
+    for (int s = 0; s < t.steps; ++s, w += lies.bytes, x += M * ROW_WORDS) {
+        const int32_t* start = x + (PAIRS + 1) * M;
+        const float *step = (const float*)x + PAIRS * M, *total = step + 2 * M;
+        I g[M * C][2];
+        for (int m = 0; m < M * C; ++m) g[m][0] = g[m][1] = splat(m < M ? start[m] : 0);
+        sums.leave();
+        Codes::template sum<M, C>(g, w, x, t.ahead);
+        sums.leave();
+        for (int m = M; m < M * C; ++m) g[m % M][0] = g[m % M][0] + g[m][0], g[m % M][1] = g[m % M][1] + g[m][1];
+        const uint16_t* scale = (const uint16_t*)(w + Codes::CODES);
+        for (int j = 0; j < 2; ++j) {
+            const V by = lies.scales ? load_half(scale + j * HALF) : set(1.0f);
+            for (int m = 0; m < M; ++m) sums.put(m, j, fma(to_float(g[m][j]), by * set(step[m]), sums.get(m, j)));
+        }
+        if (lies.minima)
+            for (int j = 0; j < 2; ++j) {
+                const V minimum = load_half(scale + fr::PANEL + j * HALF);
+                for (int m = 0; m < M; ++m) sums.put(m, j, fma(minimum, set(total[m]), sums.get(m, j)));
+            }
+    }
+    V y[M][2];
+    for (int j = 0; j < 2; ++j) {
+        const V unit = load(units + j * LANES);
+        for (int m = 0; m < M; ++m) y[m][j] = t.last ? sums.get(m, j) * unit : sums.get(m, j);
+    }
+    full ? finish<M, 1, true>(t, y) : finish<M, 1, false>(t, y);
+}
+
+using GroupTileFn = void (*)(const Tile&, const Layout&, const uint8_t*, const int32_t*, const float*);
+
+template <class Codes, int M = TILE_ROWS>
+FR_INLINE GroupTileFn choose_groups(int rows) {
+    if constexpr (M == 0) {
+        return nullptr;
+    } else {
+        return rows == M ? group_tile<Codes, M> : choose_groups<Codes, M - 1>(rows);
+    }
+}
+
+template <class Codes>
+void multiply_groups(const fr::Product& p, int panel0, int panel1, int tile0, int tile1) {
+    const int groups = (p.K + GROUP - 1) / GROUP;
+    const Layout lies = layout(p.format);
+    const int64_t stride = int64_t(groups) * lies.bytes + fr::PANEL * 4, x_row = int64_t(groups) * ROW_WORDS;
+    const bool alone = tile1 - tile0 == 1;
+    const int block = alone ? groups : K_BLOCK / GROUP;
+    for (int panel = panel0; panel < panel1; ++panel) {
+        const uint8_t* w = (const uint8_t*)p.w + panel * stride;
+        const float* units = (const float*)(w + int64_t(groups) * lies.bytes);
+        for (int s = 0; s < groups; s += block) {
+            const int here = groups - s < block ? groups - s : block;
+            for (int t = tile0; t < tile1; ++t) {
+                const int row = tile_start(p, t), rows = tile_start(p, t + 1) - row, column = panel * fr::PANEL;
+                const int32_t* x = (const int32_t*)p.packed + row * x_row + int64_t(s) * rows * ROW_WORDS;
+                const bool next = t + 1 == tile1 && panel + 1 < panel1;
+                const int64_t ahead = alone ? (rows > TWIN_ROWS ? AHEAD : 0) : next ? stride : 0;
+                const Tile job{here, 0, p.y + row * p.y_stride + column, p.y_stride, p.bias ? p.bias + column : nullptr,
+                               p.N - column, s == 0, s + here == groups, ahead};
+                choose_groups<Codes>(rows)(job, lies, w + int64_t(s) * lies.bytes, x, units);
+            }
+        }
+    }
+}
+
+// One group of one row: its whole numbers are in q. Below 1e-30 a group counts as zeros; one NaN or infinity makes the step a NaN.
+struct Rounded {
+    float step, sum;
+};
+
+FR_INLINE Rounded round_group(const float* x, int count, int16_t (&q)[GROUP]) {
+    const int high = count > LANES ? count - LANES : 0;
+    const V a = load(x, count > LANES ? LANES : count), b = high ? load(x + LANES, high) : zero();
+    const float peak = maximum(max(absolute(a), absolute(b)));
+    const V inverse = set(peak > 1e-30f ? 32767.0f / peak : 0.0f), magic = set(12582912.0f);  // 1.5·2²³: the fraction rounds away
+    const V u = a * inverse + magic, v = b * inverse + magic;
+    store_low(q, u), store_low(q + LANES, v);
+    if (any_nan(a) || any_nan(b) || peak > __FLT_MAX__) return {__builtin_nanf(""), 0.0f};
+    return {peak > 1e-30f ? peak / 32767.0f : 0.0f, sum((u - magic) + (v - magic))};
+}
+
+void pack_groups(const fr::Product& p, int tile0, int tile1) {
+    const int groups = (p.K + GROUP - 1) / GROUP;
+    const float offset = p.format == fr::INT4_SYMMETRIC ? -8.0f : 0.0f;
+    for (int t = tile0; t < tile1; ++t) {
+        const int row = tile_start(p, t), M = tile_start(p, t + 1) - row;
+        int32_t* out = (int32_t*)p.packed + int64_t(row) * groups * ROW_WORDS;
+        for (int g = 0; g < groups; ++g, out += M * ROW_WORDS)
+            for (int m = 0; m < M; ++m) {
+                alignas(64) int16_t q[GROUP];
+                const int left = p.K - g * GROUP;
+                const Rounded made = round_group(p.x + int64_t(row + m) * p.K + g * GROUP, left < GROUP ? left : GROUP, q);
+                for (int pair = 0; pair < PAIRS; ++pair) memcpy(out + pair * M + m, q + 2 * pair, 4);
+                ((float*)out)[PAIRS * M + m] = made.step;
+                out[(PAIRS + 1) * M + m] = int32_t(offset * made.sum);
+                ((float*)out)[(PAIRS + 2) * M + m] = made.step * made.sum;
+            }
+    }
+}
+
+// What run.cpp calls for any format.
+
+size_t packed_bytes_any(fr::Format format, int32_t K) {
+    return format >= fr::INT8 ? size_t((K + GROUP - 1) / GROUP) * ROW_WORDS * 4 : packed_bytes(format, K);
+}
+
+void pack_rows_any(const fr::Product& p, int32_t tile0, int32_t tile1) {
+    p.format >= fr::INT8 ? pack_groups(p, tile0, tile1) : pack_rows(p, tile0, tile1);
+}
+
+void multiply_any(const fr::Product& p, int32_t panel0, int32_t panel1, int32_t tile0, int32_t tile1) {
+    if (p.format < fr::INT8) return multiply(p, panel0, panel1, tile0, tile1);
+    const bool bytes = layout(p.format).codes == Bytes::CODES;
+    (bytes ? multiply_groups<Bytes> : multiply_groups<Nibbles>)(p, panel0, panel1, tile0, tile1);
+}
+
+}  // namespace
