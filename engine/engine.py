@@ -172,7 +172,7 @@ class Engine:
         tokens = [choice.token for choice in new]
         logprobs = [choice.logprob for choice in new] if params.logprobs else []
         top = [choice.top for choice in new] if params.top_n else []
-        emit = Emit(row.number, tokens, logprobs, top, share.draft.count, len(used), finish, error, share.prompt_logprobs)
+        emit = Emit(row.number, tokens, logprobs, top, share.draft.count, len(used), finish, error, share.prompt_logprobs, share.expected)
         row.commit(tokens, row.computed + share.known + len(used))
         return emit, used
 

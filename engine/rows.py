@@ -101,6 +101,8 @@ class Share:
     guess: int
     draft: Draft
     prompt_logprobs: list[float]
+    expected: float = 0.0
+    """nodes of the draft that are believed to hold"""
 
     @property
     def ends(self) -> bool:

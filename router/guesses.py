@@ -23,6 +23,8 @@ class Allowance:
     price: float = 0.0
     toll: list[float] = dataclasses.field(default_factory=list)
     entry_price: float = 0.0
+    goodput: float = 0.0
+    """tokens a second that the replica makes: what its time is worth to whoever may spend some"""
 
 
 class Budget(Protocol):
@@ -69,8 +71,9 @@ class Snapshot:
 class Controller(Budget, Protocol):
     """A budget that learns. Hears of steps in the order in which they ended."""
 
-    def landed(self, sequence: Sequence, nodes: int, accepted: int) -> None:
-        """What came of asking about this sequence: so many nodes were verified, and so many held."""
+    def landed(self, sequence: Sequence, nodes: int, accepted: int, expected: float) -> None:
+        """What came of asking about this sequence: so many nodes were verified, and so many held. `expected`: how many the worker believed
+        would; 0 = it does not say."""
         ...
 
     def stepped(self, round: Round) -> None: ...
@@ -87,7 +90,7 @@ class NoGuesses:
     def __call__(self, sequences: list[Sequence]) -> Allowance | None:
         return None
 
-    def landed(self, sequence: Sequence, nodes: int, accepted: int) -> None:
+    def landed(self, sequence: Sequence, nodes: int, accepted: int, expected: float) -> None:
         return None
 
     def stepped(self, round: Round) -> None:

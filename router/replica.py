@@ -256,7 +256,7 @@ class Replica:
 
     def tokens(self, sequence: Sequence, run: Run) -> None:
         if run.asked:
-            self._controller.landed(sequence, run.drafted, run.accepted)
+            self._controller.landed(sequence, run.drafted, run.accepted, run.expected)
         if sequence.cancelled:
             return
         try:

@@ -46,6 +46,8 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     accepted: int = 0
     asked: int = 0
     """guesses it might have had"""
+    expected: float = 0.0
+    """guesses that the worker believed to be accepted"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

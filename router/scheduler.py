@@ -337,7 +337,7 @@ class Scheduler:
             if emit.tokens and sequence.first_token_at == 0.0:
                 sequence.first_token_at = now
             sequence.tokens.extend(emit.tokens)
-            run = Run(emit.tokens, emit.logprobs, emit.top, prompt, emit.drafted, emit.accepted, fed.guess)
+            run = Run(emit.tokens, emit.logprobs, emit.top, prompt, emit.drafted, emit.accepted, fed.guess, emit.expected)
             self._events.append(Tokens(sequence, run))
         if entry.running:
             entry.computed = len(sequence.tokens) - 1 if fed.picks else entry.computed + fed.known

@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from forerun.engine.drafters.choose import choose, keep, survivals
+from forerun.engine.drafters.choose import choose, keep
 from forerun.engine.drafters.draft import Commit, Draft, Drafter, Needs, Room, prune
+from forerun.engine.drafters.trust import Trust
 from forerun.engine.kv import Table
 from forerun.engine.rows import Row, Share
 from forerun.messages import StepPlan
@@ -29,6 +30,7 @@ class Speculator:
         self._vocab = vocab
         self._longest = longest
         self._nodes = nodes
+        self._trust = Trust()
         self.failures = 0
 
     @property
@@ -73,14 +75,17 @@ class Speculator:
 
     def _choose(self, shares: Sequence[Share], plan: StepPlan) -> None:
         """Leave of all drafts what is worth its toll."""
-        worth = [
-            [survival - plan.entry_price * len(share.row.tokens) for survival in survivals(share.draft.parent, share.draft.confidence)]
-            if share.draft.count
-            else []
-            for share in shares
-        ]
-        for share, nodes in zip(shares, choose(worth, plan.toll)):
+        survival: list[list[float]] = []
+        worth: list[list[float]] = []
+        for share in shares:
+            row = share.row
+            self._trust.settle(row.number, row.tokens)
+            survival.append(self._trust.offer(row.number, share.draft, len(row.tokens)))
+            own = plan.entry_price * len(row.tokens)
+            worth.append([value - own for value in survival[-1]])
+        for share, values, nodes in zip(shares, survival, choose(worth, plan.toll)):
             share.draft = keep(share.draft, nodes)
+            share.expected = sum(values[node] for node in nodes)
 
     def absorb(self, commit: Commit, rows: Sequence[Row]) -> None:
         """What became true in a step; for drafters that hear all."""
@@ -93,6 +98,8 @@ class Speculator:
 
     def forget(self, rows: Sequence[Row]) -> None:
         """These rows are gone."""
+        for row in rows:
+            self._trust.forget(row.number)
         known = [row for row in rows if row.heard]
         if not known or self.failures >= MOST_FAILURES:
             return

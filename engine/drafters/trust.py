@@ -9,7 +9,7 @@ shift of the log-odds, learned from what became true:
 A Gaussian prior with a Laplace step for each outcome (online logistic regression): the first outcomes move it far, later ones little, and
 what was learned fades towards the prior, since text changes. The prior of a row is what rows are like on the whole. As for the drafter's
 own calibration, nodes that were offered but not verified count as well, if what became true says whether they would have held. Nothing
-here can change the output. """
+here can change the output."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from collections.abc import Sequence
 from forerun.engine.drafters.draft import Draft
 
 _MOST_CONFIDENCE = 0.99
-_ROW_VARIANCE, _ROW_FADE = 1.0, 0.97
+_ROW_VARIANCE, _ROW_FADE = 0.3, 0.98
 """of a row's shift: how much rows differ, and what is left of the difference after each step of the row"""
-_ALL_VARIANCE, _ALL_FADE = 2.0, 0.997
+_ALL_VARIANCE, _ALL_FADE = 2.0, 0.998
 """of the shift of all rows, for each outcome"""
+_ALL_FIRST = -1.5
+"""that shift at the start: claims are doubted until something held"""
 _DEPTH_VARIANCE, _DEPTH_FADE = 0.1, 0.999
 _DEPTHS = 8
 """deeper nodes share the last shift"""
-_STRAIN, _STRAIN_FADE, _STRAIN_STEP = 4.5, 0.75, 2.5
+_STRAIN, _STRAIN_FADE, _STRAIN_STEP = 5.0, 0.75, 2.5
 """So many standard deviations off in a row, each counting for so many at the most, and it is no chance but another text."""
-_LET_GO = 4.0
+_LET_GO = 3.0
 """variance of a shift after that"""
 
 
@@ -67,13 +69,13 @@ class Trust:
     """Mutated by `settle`; rows are known by number."""
 
     def __init__(self) -> None:
-        self._all = _Shift(0.0, _ALL_VARIANCE)
+        self._all = _Shift(_ALL_FIRST, _ALL_VARIANCE)
         self._depths = [_Shift(0.0, _DEPTH_VARIANCE) for _ in range(_DEPTHS)]
         self._rows: dict[int, _Shift] = {}
-        self._offered: dict[int, tuple[Draft, list[float]]] = {}
+        self._offered: dict[int, tuple[Draft, list[float], int]] = {}
 
-    def offer(self, row: int, draft: Draft) -> list[float]:
-        """The survival of each node, corrected. Remembers the draft until `settle`."""
+    def offer(self, row: int, draft: Draft, known: int) -> list[float]:
+        """The survival of each node, corrected. Remembers the draft, which goes on from so many known tokens, until `settle`."""
         shift = self._rows.get(row, self._all).mean
         chances: list[float] = []
         survival: list[float] = []
@@ -81,28 +83,28 @@ class Trust:
             chance = _shifted(confidence, shift + self._depths[min(depth, _DEPTHS) - 1].mean)
             chances.append(chance)
             survival.append(chance if parent < 0 else chance * survival[parent])
-        self._offered[row] = (draft, chances)
+        self._offered[row] = (draft, chances, known)
         return survival
 
-    def settle(self, row: int, truth: Sequence[int]) -> None:
-        """The tokens that followed the root of the row's last draft, if it had one."""
+    def settle(self, row: int, tokens: Sequence[int]) -> None:
+        """The row's tokens as they are now: what became of its last draft, if it had one."""
         offered = self._offered.pop(row, None)
         if offered is None:
             return
-        draft, chances = offered
+        draft, chances, start = offered
         all = self._all
         shift = self._rows.get(row)
         if shift is None:
             shift = self._rows[row] = _Shift(all.mean, _ROW_VARIANCE)
         shift.fade(_ROW_FADE, all.mean, _ROW_VARIANCE)
-        known = len(truth)
+        known = len(tokens) - start
         reached: list[int] = []
         for token, parent, confidence, chance in zip(draft.token, draft.parent, draft.confidence, chances):
             depth = 0 if parent < 0 else reached[parent]
             if not 0 <= depth < known:
                 reached.append(-1)
                 continue
-            held = token == truth[depth]
+            held = token == tokens[start + depth]
             reached.append(depth + 1 if held else -1)
             deep = self._depths[min(depth, _DEPTHS - 1)]
             shift.strained(chance, held)

@@ -3,8 +3,8 @@
     seconds = factor(rows) · (profile[rows] + segments · share + positions read · read + positions scored · score)
 
 `rows` of the target's forward belong to `segments`, one for each sequence: its root and its guesses. The KV of a sequence is read once
-for all its rows, but each row is scored against it. The profile is a staircase (tiles, cache sizes) and not even monotone, so it is
-looked up for every row count that was measured and never smoothed; only between buckets it is read as a line.
+for all its rows, but each row is scored against it. The profile is a staircase (tiles, cache sizes), so it is looked up for every row
+count that was measured; only between buckets it is read as a line.
 """
 
 from __future__ import annotations
@@ -35,14 +35,20 @@ class CostTable:
         self.costs = costs
         self.surprise = 1.0
         """measured over expected seconds of the last step"""
-        self._base = [costs.steps[0][1], *_dense(costs.steps, most)]
+        self._base = [costs.steps[0][1], *_dense(_rising(costs.steps), most)]
         self._knots = [_knot(rows) for rows in range(most + 1)]
+        self._shares = [share for _, share in self._knots]
         self._filter = Filter()
 
     @property
     def drift(self) -> float:
         """By how much the machine is slower (> 1) or faster than when it was profiled, at one row."""
         return math.exp(self._filter.value[0])
+
+    @property
+    def usual_surprise(self) -> float:
+        """By how much steps are off as a rule, relative to what was expected."""
+        return self._filter.usual
 
     def factor(self, rows: int) -> float:
         return math.exp(self._filter.at(*self._knots[min(rows, len(self._knots) - 1)]))
@@ -57,23 +63,27 @@ class CostTable:
         """Seconds that such a step is expected to take now."""
         return self.profiled(rows, segments, read, scored) * self.factor(rows)
 
-    def climb(self, rows: int, more: int, seconds: float) -> list[float]:
+    def climb(self, rows: int, more: int, seconds: float, hopeful: bool = False) -> list[float]:
         """What 1, 2, … `more` rows on top of `rows` add to a step that takes `seconds`; never less than nothing. Sizes that were not seen
         for long are taken to be as cheap as they may be, or nobody would ever look again."""
         last = min(rows + more, len(self._base) - 1)
-        base, knots, value = self._base, self._knots, self._filter
-        rest = seconds / self.factor(rows) - base[rows]
-        low = knots[rows][0]
-        relative = [0.0] * KNOTS
-        for knot in range(low, min(knots[last][0] + 2, KNOTS)):
-            relative[knot] = math.exp(value.value[knot] - value.at(*knots[rows]) - value.doubt(knot, low))
+        low = self._knots[rows][0]
         scale = self.factor(rows)
+        rest = seconds / scale - self._base[rows]
         added: list[float] = []
-        for n in range(rows + 1, last + 1):
-            knot, share = knots[n]
-            factor = relative[knot] + share * (relative[knot + 1] - relative[knot]) if share else relative[knot]
-            added.append(max(0.0, (base[n] + rest) * factor * scale - seconds))
-        return added
+        for knot in range(low, self._knots[last][0] + 1):
+            first, behind = max(rows + 1, 1 << knot), min(last, (2 << knot) - 1 if knot + 1 < KNOTS else last) + 1
+            below = self._relative(knot, rows, low, hopeful)
+            rise = self._relative(min(knot + 1, KNOTS - 1), rows, low, hopeful) - below
+            bases, shares = self._base[first:behind], self._shares[first:behind]
+            added += [(base + rest) * (below + share * rise) * scale - seconds for base, share in zip(bases, shares)]
+        return [more if more > 0.0 else 0.0 for more in added]
+
+    def _relative(self, knot: int, rows: int, low: int, hopeful: bool) -> float:
+        """Correction at a knot over that at `rows`, whose knot is `low`."""
+        filter = self._filter
+        hope = filter.doubt(knot, low) if hopeful else 0.0
+        return math.exp(filter.value[knot] - filter.at(*self._knots[rows]) - hope)
 
     def correct(self, measured_seconds: float, rows: int, segments: int = 1, read: int = 0, scored: int = 0) -> None:
         """Learn from a finished step."""
@@ -89,8 +99,22 @@ class CostTable:
         return self._filter.doubt(self._knots[min(rows, last)][0], self._knots[min(other, last)][0])
 
 
+def _rising(steps: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """The profile without what is most likely noise: more rows do not take less time, so neighbours that say they do share their mean (pool
+    adjacent violators)."""
+    pools: list[tuple[float, int]] = []
+    for _, seconds in steps:
+        mean, count = seconds, 1
+        while pools and pools[-1][0] >= mean:
+            before, more = pools.pop()
+            mean, count = (mean * count + before * more) / (count + more), count + more
+        pools.append((mean, count))
+    means = [mean for mean, count in pools for _ in range(count)]
+    return [(rows, mean) for (rows, _), mean in zip(steps, means)]
+
+
 def _dense(steps: list[tuple[int, float]], most: int) -> list[float]:
-    """Seconds for 1 … most rows: as measured, on a line between measurements, in proportion to the rows beyond the last."""
+    """Seconds for 1 … most rows: as profiled, on a line between, in proportion to the rows beyond the last."""
     found: list[float] = []
     for (low, low_seconds), (high, high_seconds) in zip(steps, [*steps[1:], (0, 0.0)]):
         for rows in range(low, high or most + 1):

@@ -1,21 +1,30 @@
 """A circuit breaker: when guessing loses against not guessing, it stops, whatever the estimates say.
 
-    closed ──(goodput with guesses < 0.98 of without, over 32 rounds)──▶ open for 64 rounds
-    open ──(waited)──▶ half-open: 4 probe rounds ──(they paid)──▶ closed
-                                 └──(they did not)──▶ open for twice as long, at most 4096 rounds
+What a round would have brought without guesses is known without trying: one token for each root, in the time that the corrected cost
+table gives a plain step. The shortfall is summed up in plain rounds, never below nothing (Page's test), and believed when it is larger
+than chance would make it: guesses that pay well also pay in bursts.
 
-What a round would have brought without guesses is known without trying: one token for each root, in the time that the corrected
-table gives a plain step. Probes of 4 rounds in at least 64, each at most a few tenths dearer than a plain one, bound the loss to
-about one percent.
+    closed ──(2 rounds short, and 3 standard deviations)──▶ open
+    open ──(waited)──▶ half-open ──(16 rounds without being half a round short)──▶ closed
+                           └──(half a round short)──▶ open
+
+Each wait is twice as long as the one before, from 64 to 4096 rounds; guesses that were let be for eight times the last wait start over.
+A loss of up to one percent is no loss: noise would be one otherwise. So the price of trying is a few rounds each time, ever more
+rarely, and that of being wrong for long is one percent.
 """
 
 from __future__ import annotations
 
-_WINDOW = 32
-_FLOOR = 0.98
-_FIRST_WAIT = 64
-_LAST_WAIT = 4096
-_PROBES = 4
+import math
+
+_SLACK = 0.01
+_SHORT, _SURE = 2.0, 3.0
+_SHORT_AGAIN, _SURE_AGAIN = 0.5, 1.5
+_TRIALS = 16
+_FIRST_WAIT, _LAST_WAIT = 64, 4096
+_LONG = 8
+_MEMORY, _PRIOR = 32, 8
+"""rounds whose spread counts as chance, and how many of them the assumption counts for that it is two plain rounds"""
 
 
 class Breaker:
@@ -24,11 +33,18 @@ class Breaker:
     def __init__(self) -> None:
         self.state = "closed"
         self.openings = 0
-        self._wait = _FIRST_WAIT
+        self._wait = _FIRST_WAIT // 2
+        self._free = 0
+        """rounds since it last stood open"""
         self._left = 0
+        """rounds to wait while open, rounds to survive while half-open"""
+        self._short = 0.0
         self._rounds = 0
-        self._with = 0.0
-        self._without = 0.0
+        """since nothing was short"""
+        self._mean = 0.0
+        self._square = 4.0
+        """of a round's shortfall"""
+        self._seen = _PRIOR
 
     def allows(self) -> bool:
         """Asked once before each round of this bucket."""
@@ -37,31 +53,38 @@ class Breaker:
         self._left -= 1
         if self._left > 0:
             return False
-        self._begin("half-open")
+        self.state, self._left = "half-open", _TRIALS
+        self._short, self._rounds = 0.0, 0
         return True
 
     def observe(self, tokens: int, seconds: float, plain_tokens: int, plain_seconds: float) -> bool:
-        """A finished round with guesses: what it brought, and what it would have without. Returns whether the state changed."""
-        if seconds <= 0.0 or plain_seconds <= 0.0 or plain_tokens <= 0:
+        """A finished round with guesses: what it brought, and what a plain one would have. Returns whether it opened or closed."""
+        if seconds <= 0.0 or plain_seconds <= 0.0 or plain_tokens <= 0 or self.state == "open":
             return False
-        self._with += tokens
-        self._without += plain_tokens / plain_seconds * seconds
-        self._rounds += 1
-        if self._rounds < (_PROBES if self.state == "half-open" else _WINDOW):
-            return False
-        before, paid = self.state, self._with >= _FLOOR * self._without
-        if paid:
-            self._wait = max(_FIRST_WAIT, self._wait // 2)
-            self._begin("closed")
-        else:
-            if before == "half-open":
-                self._wait = min(_LAST_WAIT, 2 * self._wait)
-            self._left = self._wait
+        trying = self.state == "half-open"
+        self._free += 1
+        if self._loses((1 - _SLACK) * seconds / plain_seconds - tokens / plain_tokens, *_AGAIN if trying else _FIRST):
+            self._wait = min(_LAST_WAIT, 2 * self._wait) if self._free < _LONG * self._wait else _FIRST_WAIT
+            self.state, self._left, self._free = "open", self._wait, 0
             self.openings += 1
-            self._begin("open")
-        return self.state != before
+            return True
+        if trying:
+            self._left -= 1
+            if self._left <= 0:
+                self.state = "closed"
+                return True
+        return False
 
-    def _begin(self, state: str) -> None:
-        self.state = state
-        self._rounds = 0
-        self._with = self._without = 0.0
+    def _loses(self, short: float, enough: float, sure: float) -> bool:
+        self._seen = min(self._seen + 1, _MEMORY)
+        self._mean += (short - self._mean) / self._seen
+        self._square += (short * short - self._square) / self._seen
+        self._short = max(0.0, self._short + short)
+        self._rounds = self._rounds + 1 if self._short else 0
+        if self._short <= enough:
+            return False
+        spread = math.sqrt(max(0.0, self._square - self._mean * self._mean))
+        return self._short > sure * spread * math.sqrt(self._rounds)
+
+
+_FIRST, _AGAIN = (_SHORT, _SURE), (_SHORT_AGAIN, _SURE_AGAIN)

@@ -17,7 +17,7 @@ from forerun.router.controller.cost import Costs, CostTable
 from forerun.router.controller.drafting import Drafting
 from forerun.router.controller.guard import Breaker
 from forerun.router.controller.toll import MOST, Tolls, tolls
-from forerun.router.controller.yields import Mean, Yield
+from forerun.router.controller.yields import Honesty, Mean, Yield
 from forerun.router.guesses import Allowance, Round, Snapshot
 from forerun.router.request import Sequence
 
@@ -27,10 +27,15 @@ LOOK_ROUNDS = 32
 """at least so many between two looks at what a plain step takes now"""
 LOOKS = 2
 """rounds of a look"""
+HOPE_ROUNDS = 32
+"""one round in so many takes sizes of steps that were not seen for long to be as cheap as they may be"""
+FIRST_NODES, GROWTH = 32, 4
+"""a step may have so many nodes, and so many times what is usual"""
 SURE = 2.0
 """standard deviations by which guessing must be ahead for nobody to look whether it is"""
-_OUTLIER = 2.0
-"""A step that took longer than so many times what was expected says nothing about guesses: the guard sees no more than that."""
+_OUTLIER = 5.0
+"""A step that took longer than expected by more than so many usual surprises says nothing about guesses: the guard sees no more than
+that."""
 
 
 class Price:
@@ -52,6 +57,9 @@ class Price:
         """the last one without guesses"""
         self._looks = 0
         """rounds left of a look at plain steps"""
+        self._honesty = Honesty()
+        self._landed: list[tuple[Sequence, int, int, float]] = []
+        """(sequence, nodes, accepted, expected) of the step that is being told"""
         self._prompts = 0
         """prompt tokens of the last step: there may be as many in the next"""
         self._last = Allowance([], 0)
@@ -68,27 +76,39 @@ class Price:
             self._plain_round = self._round
         return allowance
 
-    def landed(self, sequence: Sequence, nodes: int, accepted: int) -> None:
-        known = self._yields.get(sequence)
-        if known is not None:
-            known.mean.observe(nodes, accepted)
-            self._all.observe(nodes, accepted)
+    def landed(self, sequence: Sequence, nodes: int, accepted: int, expected: float) -> None:
+        self._landed.append((sequence, nodes, accepted, expected))
 
     def stepped(self, round: Round) -> None:
+        costs, roots, read = self._costs, round.roots, round.read
         self._drafting.observe(round.asked, round.draft_seconds)
         self._prompts = round.prefill_tokens
-        if self._prompts or not round.roots:
+        if not roots:
             return
-        costs, roots, read = self._costs, round.roots, round.read
-        plain = costs.seconds(roots, roots, read, read)
-        shape = round.rows, roots, read, read + round.nodes * read // roots
-        self._expected = costs.seconds(*shape) + round.draft_seconds
-        costs.correct(round.seconds - round.draft_seconds, *shape)
+        scored = read + round.nodes * read // roots
+        plain = costs.seconds(round.rows - round.nodes, roots, read, read)
+        verifying = costs.seconds(round.rows, roots, read, scored)
+        self._learn(max(0.0, verifying - plain) / max(1, round.nodes))
+        if round.prefill_tokens:
+            return
+        self._expected = verifying + round.draft_seconds
+        costs.correct(round.seconds - round.draft_seconds, round.rows, roots, read, scored)
         if round.asked:
             breaker = self._breaker(roots)
-            seconds = min(round.seconds, _OUTLIER * self._expected)
+            seconds = min(round.seconds, (1 + _OUTLIER * costs.usual_surprise) * self._expected)
             if breaker.observe(round.tokens, seconds, roots, plain) and self._changed:
                 self._changed(_least(roots), breaker.state)
+
+    def _learn(self, seconds: float) -> None:
+        """What came of the asks of a step in which each node took so many seconds."""
+        for sequence, nodes, accepted, expected in self._landed:
+            known = self._yields.get(sequence)
+            if known is not None:
+                self._honesty.observe(accepted, expected)
+                earned = self._honesty.factor * expected if expected else accepted
+                known.mean.observe(nodes, earned, nodes * seconds)
+                self._all.observe(nodes, earned, nodes * seconds)
+        self._landed = []
 
     def forget(self, sequence: Sequence) -> None:
         self._yields.pop(sequence, None)
@@ -101,44 +121,42 @@ class Price:
 
     def _allow(self, sequences: list[Sequence]) -> Allowance | None:
         roots = len(sequences)
-        lengths = [len(sequence.tokens) for sequence in sequences]
-        read = sum(lengths)
+        read = sum([len(sequence.tokens) for sequence in sequences])
         known = [self._yields.get(sequence) or self._open(sequence) for sequence in sequences]
         drafting = self._drafting.seconds(roots)
         goodput, nodes = self._outlook(known, read, drafting)
         if self._looks_at_plain(roots, nodes):
             return None
         rows = min(roots + self._prompts, LARGEST_STEP - MOST)
-        climb = self._costs.climb(rows, min(MOST, roots * self._most), self._costs.seconds(rows, roots, read, read))
+        hopeful = self._round % HOPE_ROUNDS == 0
+        plain = self._costs.seconds(rows, roots, read, read)
+        # No more than may be of use soon; each entry takes time.
+        most = min(MOST, roots * self._most, FIRST_NODES + GROWTH * round(nodes))
+        climb = self._costs.climb(rows, most, plain, hopeful)
         charged = tolls(climb, goodput, self._costs.costs.score_seconds * self._costs.factor(rows))
-        # One node alone may be dear where many are not; so who asks is judged at what all of them would cost.
-        price = charged.price(nodes if nodes >= 1.0 else sum([one.mean.nodes for one in known]))
-        self._ask(known, [price + charged.entry * length for length in lengths], [goodput * seconds for seconds in drafting])
+        self._ask(known, goodput, goodput * plain / roots, drafting)
         guess = [self._limit(sequence, charged) if one.asked else 0 for sequence, one in zip(sequences, known)]
         total = min(sum(guess), len(charged.toll))
         if not total:
             return None
-        self._last = Allowance(guess, total, price, charged.toll[:total], charged.entry)
+        self._last = Allowance(guess, total, charged.price(nodes), charged.toll[:total], charged.entry, goodput)
         return self._last
 
     def _outlook(self, known: list[Yield], read: int, drafting: list[float]) -> tuple[float, float]:
         """Tokens a second and nodes to expect of a step without prompts, if the same sequences are asked about as in the last."""
         roots = len(known)
-        accepted = nodes = 0.0
+        plain = self._costs.seconds(roots, roots, read, read)
+        accepted = nodes = seconds = 0.0
         asked = 0
         for one in known:
             if one.asked:
                 accepted += one.mean.accepted
                 nodes += one.mean.nodes
+                seconds += one.mean.seconds
                 asked += 1
-        plain = roots / self._costs.seconds(roots, roots, read, read)
-        if not asked:
-            self._gain = 1.0
-            return plain, 0.0
-        seconds = self._costs.seconds(roots + round(nodes), roots, read, read + int(nodes * read / roots)) + drafting[asked]
-        guessing = (roots + accepted) / seconds
-        self._gain = guessing / plain
-        return max(plain, guessing), nodes
+        guessing = (roots + accepted) / (plain + seconds + drafting[asked])
+        self._gain = guessing * plain / roots
+        return max(roots / plain, guessing), nodes
 
     def _looks_at_plain(self, roots: int, nodes: float) -> bool:
         """Whether to go without guesses in this round, because guessing hardly pays and it is long ago that a plain step was seen."""
@@ -151,9 +169,9 @@ class Price:
         self._looks -= 1
         return True
 
-    def _ask(self, known: list[Yield], prices: list[float], drafting: list[float]) -> None:
-        """Decide who is asked about. `prices[i]`: tokens that a node of sequence i costs; `drafting[k]`: tokens that k asks cost."""
-        worth = [one.worth(price) for one, price in zip(known, prices)]
+    def _ask(self, known: list[Yield], goodput: float, each: float, drafting: list[float]) -> None:
+        """Decide who is asked about. `each`: tokens that a sequence makes in a step. `drafting[k]`: seconds that k asks take."""
+        worth = [one.worth(goodput) for one in known]
         order = sorted(range(len(known)), key=worth.__getitem__, reverse=True)
         earned = best = 0.0
         chosen = 0
@@ -161,15 +179,15 @@ class Price:
             if worth[i] <= 0.0:
                 break
             earned += worth[i]
-            if earned - drafting[count] > best:
-                best, chosen = earned - drafting[count], count
-        cost = drafting[max(chosen, 1)] / max(chosen, 1)
+            if earned - goodput * drafting[count] > best:
+                best, chosen = earned - goodput * drafting[count], count
+        cost = goodput * drafting[max(chosen, 1)] / max(chosen, 1)
         for place, i in enumerate(order):
             one = known[i]
             one.asked = place < chosen
             if place >= chosen and one.due <= self._round:
                 one.asked = True
-                one.pause(self._round, cost - worth[i])
+                one.pause(self._round, (cost - worth[i]) / each)
 
     def _limit(self, sequence: Sequence, charged: Tolls) -> int:
         asked = sequence.request.speculate

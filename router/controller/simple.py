@@ -26,7 +26,7 @@ class Fixed:
         asked = sequence.request.speculate
         return self._most if asked is None else min(asked, self._most)
 
-    def landed(self, sequence: Sequence, nodes: int, accepted: int) -> None:
+    def landed(self, sequence: Sequence, nodes: int, accepted: int, expected: float) -> None:
         return None
 
     def stepped(self, round: Round) -> None:
@@ -50,7 +50,7 @@ class Aimd(Fixed):
     def window(self, sequence: Sequence) -> int:
         return min(super().window(sequence), self._windows.get(sequence, 2))
 
-    def landed(self, sequence: Sequence, nodes: int, accepted: int) -> None:
+    def landed(self, sequence: Sequence, nodes: int, accepted: int, expected: float) -> None:
         window = self._windows.get(sequence, 2)
         if nodes and accepted >= nodes:
             self._windows[sequence] = min(self._most, window + 1)

@@ -16,6 +16,7 @@ FLOOR = 0.004
 """Tokens that every node costs at least: handling it is never quite free, and a guess this unlikely helps nobody."""
 MOST = 256
 """nodes of a step"""
+_FLOORS = [FLOOR * (n + 1) for n in range(MOST)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,12 +37,7 @@ class Tolls:
 
 def tolls(climb: list[float], goodput: float, entry_seconds: float) -> Tolls:
     """`climb[n]`: seconds that n + 1 guesses add to the step. `goodput`: tokens a second. `entry_seconds`: a position scored by one row."""
-    least = FLOOR
-    toll: list[float] = []
-    for seconds in climb:
-        cost = seconds * goodput
-        toll.append(cost if cost > least else least)
-        least += FLOOR
+    toll = [max(seconds * goodput, least) for seconds, least in zip(climb, _FLOORS)]
     # A guess brings a token at the most: where the last ones cost more than that, they are never kept.
     while toll and toll[-1] - (toll[-2] if len(toll) > 1 else 0.0) >= 1.0:
         toll.pop()

@@ -1,4 +1,4 @@
-"""What asking the drafter about a sequence brings: accepted guesses, and the nodes that had to be verified for them.
+"""What asking the drafter about a sequence brings: accepted guesses, and the time it took to verify them.
 
 Which nodes are verified, the worker decides by their confidence and the toll. What it cannot know is whether asking is worth the
 drafter's time, and whether the confidences are to be believed for this very sequence. Both show in what came of the last asks. A new
@@ -17,24 +17,45 @@ _PRIOR = 3
 _ALL_MEMORY = 512
 _EXPLORE = 0.003
 """share of a sequence's tokens that looking again may cost"""
+_HONEST, _HONEST_FADE = 8.0, 0.998
+"""accepted guesses that the belief in a worker's expectations is worth at the start, and what an ask leaves of the older ones"""
 _LONGEST_PAUSE = 512
 
 
 class Mean:
-    """Accepted guesses and verified nodes of an ask: the mean of all, forgetting exponentially once there were `memory` of them."""
+    """Of an ask: accepted guesses, verified nodes, and the seconds by which these made their step longer. The mean of all, forgetting
+    exponentially once there were `memory` of them."""
 
-    __slots__ = ("accepted", "memory", "nodes", "weight")
+    __slots__ = ("accepted", "memory", "nodes", "seconds", "weight")
 
-    def __init__(self, memory: int = _ALL_MEMORY, accepted: float = 0.0, nodes: float = 0.0, weight: int = 0) -> None:
+    def __init__(self, memory: int = _ALL_MEMORY) -> None:
         self.memory = memory
-        self.accepted = accepted
-        self.nodes = nodes
-        self.weight = weight
+        self.weight = 0
+        self.accepted = self.nodes = self.seconds = 0.0
 
-    def observe(self, nodes: int, accepted: int) -> None:
+    def observe(self, nodes: int, accepted: float, seconds: float) -> None:
         self.weight = min(self.weight + 1, self.memory)
-        self.accepted += (accepted - self.accepted) / self.weight
-        self.nodes += (nodes - self.nodes) / self.weight
+        share = 1 / self.weight
+        self.accepted += (accepted - self.accepted) * share
+        self.nodes += (nodes - self.nodes) * share
+        self.seconds += (seconds - self.seconds) * share
+
+
+class Honesty:
+    """How many guesses hold for each that the worker expects to. What it expects of a draft says more about the next one than what came of
+    it, as long as it is right on the whole."""
+
+    def __init__(self) -> None:
+        self._accepted = self._expected = _HONEST
+
+    @property
+    def factor(self) -> float:
+        return self._accepted / self._expected
+
+    def observe(self, accepted: int, expected: float) -> None:
+        if expected:
+            self._accepted = self._accepted * _HONEST_FADE + accepted
+            self._expected = self._expected * _HONEST_FADE + expected
 
 
 class Yield:
@@ -44,14 +65,16 @@ class Yield:
     __slots__ = ("asked", "due", "mean")
 
     def __init__(self, all: Mean) -> None:
-        self.mean = Mean(_MEMORY, all.accepted, all.nodes, _PRIOR)
+        self.mean = Mean(_MEMORY)
+        self.mean.weight = _PRIOR
+        self.mean.accepted, self.mean.nodes, self.mean.seconds = all.accepted, all.nodes, all.seconds
         self.asked = False
         self.due = 0
 
-    def worth(self, price: float) -> float:
-        """Tokens that an ask earns beyond what its nodes cost at this price each."""
-        return self.mean.accepted - price * self.mean.nodes
+    def worth(self, goodput: float) -> float:
+        """Tokens that an ask earns beyond what could have been had in the time its nodes took, at so many tokens a second."""
+        return self.mean.accepted - goodput * self.mean.seconds
 
     def pause(self, round: int, loss: float) -> None:
-        """`loss`: tokens that an ask costs more than it brings."""
+        """`loss`: what an ask costs more than it brings, as a share of the tokens that the sequence makes in a step."""
         self.due = round + max(1, min(_LONGEST_PAUSE, math.ceil(loss / _EXPLORE)))

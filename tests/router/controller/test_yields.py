@@ -2,27 +2,27 @@ from __future__ import annotations
 
 import pytest
 
-from forerun.router.controller.yields import Mean, Yield
+from forerun.router.controller.yields import Honesty, Mean, Yield
 
 
 def test_a_new_sequence_is_what_others_were_until_it_shows_itself() -> None:
     all = Mean()
     for _ in range(100):
-        all.observe(8, 4)
+        all.observe(8, 4.0, 0.002)
     one = Yield(all)
-    assert one.worth(0.1) == pytest.approx(4 - 0.8)
-    for _ in range(20):
-        one.mean.observe(8, 0)
-    assert one.worth(0.1) < -0.3
+    assert one.worth(goodput=500.0) == pytest.approx(4 - 1)
+    for _ in range(30):
+        one.mean.observe(8, 0.0, 0.002)
+    assert one.worth(500.0) < -0.5
 
 
 def test_it_follows_a_change_within_a_few_asks() -> None:
     one = Yield(Mean())
     for _ in range(100):
-        one.mean.observe(3, 0)
+        one.mean.observe(3, 0.0, 0.001)
     for _ in range(2):
-        one.mean.observe(8, 8)
-    assert one.worth(0.2) > 0.3
+        one.mean.observe(8, 8.0, 0.001)
+    assert one.worth(200.0) > 0.3
 
 
 def test_looking_again_costs_a_bounded_share() -> None:
@@ -32,3 +32,11 @@ def test_looking_again_costs_a_bounded_share() -> None:
         assert loss / (one.due - 100) <= 0.003 or one.due - 100 == 512
     one.pause(7, 0.0)
     assert one.due == 8
+
+
+def test_a_worker_that_expects_too_much_is_believed_less() -> None:
+    honesty = Honesty()
+    assert honesty.factor == 1.0
+    for _ in range(2000):
+        honesty.observe(1, 2.0)
+    assert honesty.factor == pytest.approx(0.5, abs=0.02)

@@ -1,0 +1,73 @@
+"""Sequences and rounds for tests of controllers."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+from forerun.messages import SamplingParams
+from forerun.router.controller.cost import Costs
+from forerun.router.guesses import Allowance, Controller, Round
+from forerun.router.request import Failure, Request, Run, Sequence
+
+COSTS = Costs([(1, 0.006), (4, 0.0063), (8, 0.0068), (16, 0.0105), (32, 0.0185), (64, 0.035)])
+
+
+class Ignored:
+    """A TokenStream that nobody listens to."""
+
+    def tokens(self, run: Run) -> bool:
+        return False
+
+    def end(self, reason: str) -> None:
+        return None
+
+    def fail(self, failure: Failure) -> None:
+        return None
+
+
+def sequence(tokens: int = 50, speculate: int | None = None) -> Sequence:
+    params = SamplingParams(0, tokens, 1000)
+    request = Request("r", [0] * tokens, params, 0.0, speculate=speculate)
+    return Sequence(request, params, Ignored(), [0] * tokens)
+
+
+class World:
+    """A worker in a few lines: a chain of guesses for everybody who may have some, each right with `chance`, and steps that take what the
+    costs say."""
+
+    def __init__(self, chance: float = 0.7, seed: int = 0, draft_seconds: float = 3e-5) -> None:
+        self.chance = chance
+        self.draft_seconds = draft_seconds
+        self.slow = 1.0
+        self.plain = self.asked = 0
+        self._dice = random.Random(seed)
+
+    def step(self, controller: Controller, sequences: list[Sequence], prefill: int = 0) -> Allowance | None:
+        allowance = controller(sequences)
+        guess = allowance.guess if allowance else [0] * len(sequences)
+        nodes = accepted = 0
+        for one, most in zip(sequences, guess):
+            held = next((n for n in range(most) if self._dice.random() >= self.chance), most)
+            if most:
+                expected = sum(self.chance ** (n + 1) for n in range(most))
+                controller.landed(one, most, held, expected)
+            nodes, accepted = nodes + most, accepted + held
+            one.tokens.extend([0] * (1 + held))
+        asked = sum(most > 0 for most in guess)
+        rows = len(sequences) + nodes + prefill
+        drafting = asked * self.draft_seconds
+        seconds = seconds_of(rows) * self.slow * self._dice.uniform(0.97, 1.03) + drafting
+        read = sum(len(one.tokens) for one in sequences)
+        controller.stepped(Round(len(sequences), rows, nodes, asked, read, len(sequences) + accepted, seconds, drafting, prefill))
+        self.plain += not asked
+        self.asked += asked
+        return allowance
+
+
+def seconds_of(rows: int) -> float:
+    steps = COSTS.steps
+    for (low, low_seconds), (high, high_seconds) in itertools.pairwise(steps):
+        if rows <= high:
+            return low_seconds + (high_seconds - low_seconds) * (rows - low) / (high - low)
+    return steps[-1][1] * rows / steps[-1][0]
