@@ -95,10 +95,11 @@ class StepPlan(Message, frozen=True, array_like=True, tag="plan"):
 
 
 class Emit(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What became true for one row in this step. `tokens`: committed ids, oldest first (accepted guesses, then the pick).
-    `logprobs`: one for each token, or empty when not asked. `top`: for each token its (id, logprob) list, most likely first, or empty.
-    `finish` ends the sequence with the last token of `tokens`. `error` ends it with a failure that concerns this row alone.
-    `prompt_logprobs`: those of the prompt tokens whose predecessors were fed in this step, in order."""
+    """What became true for one row in this step. `tokens`: committed ids, oldest first (accepted guesses, then the pick). `logprobs`: one
+    for each token, or empty when not asked. `top`: for each token its (id, logprob) list, most likely first, or empty. `finish` ends the
+    sequence with the last token of `tokens`. `error` ends it with a failure that concerns this row alone. `prompt_logprobs`: those of the
+    prompt tokens whose predecessors were fed in this step, in order. `expected`: how many guesses the worker believed to be accepted,
+    where it chose them by tolls."""
 
     row: int
     tokens: list[int] = []
@@ -109,6 +110,7 @@ class Emit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     finish: Finish = ""
     error: str = ""
     prompt_logprobs: list[float] = []
+    expected: float = 0.0
 
 
 class StepResult(Message, frozen=True, array_like=True, tag="result"):
