@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from forerun.engine.errors import StartError
+from forerun.kernels.quant import Codes
 
 SAFETENSORS_TYPES = {
     "F64": torch.float64,
@@ -51,6 +52,10 @@ class Checkpoint(Protocol):
 
     def read(self, name: str) -> Tensor:
         """The tensor, in any floating type. KeyError if there is none of this name."""
+        ...
+
+    def codes(self, name: str) -> Codes | None:
+        """The matrix as it is quantised in the file; None if it is stored as numbers."""
         ...
 
     def release(self) -> None:
@@ -120,6 +125,9 @@ class Safetensors:
             raise StartError(f"{self.file.path}: {name} has type {entry['dtype']}", "convert the checkpoint to bfloat16")
         return self.file.view(dtype, tuple(entry["shape"]), self.start + entry["data_offsets"][0])
 
+    def codes(self, name: str) -> Codes | None:
+        return None
+
     def release(self) -> None:
         self.file.release()
 
@@ -144,6 +152,9 @@ class Pickled:
     def read(self, name: str) -> Tensor:
         return self.tensors[name]
 
+    def codes(self, name: str) -> Codes | None:
+        return None
+
     def release(self) -> None:
         return None
 
@@ -165,6 +176,9 @@ class Shards:
 
     def read(self, name: str) -> Tensor:
         return self.files[name].read(name)
+
+    def codes(self, name: str) -> Codes | None:
+        return self.files[name].codes(name)
 
     def release(self) -> None:
         for file in self.opened:

@@ -34,12 +34,24 @@ class Model:
     )
     quantize: (
         Literal[
-            "awq", "compressed-tensors", "eetq", "exl2", "gptq", "marlin", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4", "fp8"
+            "int8",
+            "int4",
+            "awq",
+            "compressed-tensors",
+            "eetq",
+            "exl2",
+            "gptq",
+            "marlin",
+            "bitsandbytes",
+            "bitsandbytes-nf4",
+            "bitsandbytes-fp4",
+            "fp8",
         ]
         | None
     ) = tgi(
         None,
-        "quantization of the weights. This version has none and refuses to start: give an unquantised checkpoint, or a GGUF file",
+        "weights of 8 bits (int8, eetq, bitsandbytes) or 4 (int4, with an 8-bit head), made at load; or as a GPTQ, AWQ or GGUF checkpoint "
+        "has them, which needs no flag. The other names are refused, with what to use instead",
         env=("HF_MODEL_QUANTIZE",),
     )
     kv_cache_dtype: Literal["fp8_e4m3fn", "fp8_e5m2"] | None = idle(
@@ -320,11 +332,6 @@ def _check(values: Mapping[str, Any], needs_model: bool) -> None:
         raise _refuse(f"`max_input_tokens` must be < `max_batch_total_tokens`. Given: {top} and {pool}")
     if get("cuda_memory_fraction", 1.0) <= 0:
         raise _refuse("`cuda_memory_fraction` must be > 0 and <= 1")
-    if get("quantize"):
-        raise _refuse(
-            f"`quantize` {get('quantize')} is not in this version, and weights that take more memory than asked for are no answer. "
-            "Leave it out (or unset QUANTIZE) and give an unquantised checkpoint, or a GGUF file"
-        )
     shards = get("num_shard")
     if shards is not None and shards < 1:
         raise _refuse("`num_shard` cannot be < 1")

@@ -113,6 +113,14 @@ def quantize(weight: Tensor, format: str) -> Codes:
     return Codes(format, codes.flatten(1)[:, :columns], units, scales, minima)
 
 
+def affine(codes: Tensor, scales: Tensor, minima: Tensor) -> Codes:
+    """Codes 0 … 15, int8 [N, K], of scales and minima in float32 [N, groups], which are rounded to float16 beside a power of two a row."""
+    largest = (scales.abs() * 15 + minima.abs()).amax(1)
+    units = torch.where(largest > 0, torch.exp2(torch.floor(torch.log2(largest))), torch.ones(()))
+    scales, minima = (part / units.unsqueeze(1) for part in (scales, minima))
+    return Codes("int4", codes, units, scales.half(), minima.half())
+
+
 def round_rows(x: Tensor) -> Tensor:
     """What a product with codes sees of its activations, float32 [n, K]: each group of 32 as multiples of its largest value / 32767, which
     is never coarser than bfloat16 for that value. A group that holds a NaN or an infinity is NaN."""

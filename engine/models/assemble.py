@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from forerun.backends.base import Backend, PoolSpec, Weight
 from forerun.engine.errors import StartError
 from forerun.engine.models.decoder import Attention, Block, Decoder, Layer, Linear, Mixture, Mlp, Stack
+from forerun.engine.models.quantised import Formats, Matrix, joined, settled
 from forerun.engine.models.rotary import tables
 from forerun.engine.models.spec import Experts, LayerSpec, ModelSpec
 from forerun.engine.weights import Checkpoint
@@ -26,26 +28,31 @@ PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")
 IGNORED = re.compile(r"rotary_emb\.inv_freq$|(^|\.)(vision_tower|multi_modal_projector|vision_model|mm_projector)\.")
 
 Progress = Callable[[str, int, int], None]
+AnyMatrix = TypeVar("AnyMatrix", Tensor, Matrix)
 
 
-def assemble(spec: ModelSpec, checkpoint: Checkpoint, backend: Backend, dtype: torch.dtype, limit: int, progress: Progress) -> Decoder:
+def assemble(
+    spec: ModelSpec, checkpoint: Checkpoint, backend: Backend, dtype: torch.dtype, formats: Formats, limit: int, progress: Progress
+) -> Decoder:
     """`limit`: the longest sequence. `progress(stage, done, total)` counts layers, embedding and head included."""
-    return Assembly(spec, checkpoint, backend, dtype, limit).build(progress)
+    return Assembly(spec, checkpoint, backend, dtype, formats, limit).build(progress)
 
 
 class Assembly:
-    """One load. `used`: tensor names that were asked for; `bytes`: what the weights take so far."""
+    """One load. `used`: tensor names that were asked for; `bytes`: what the weights take so far; `packed`: in which formats."""
 
-    def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, backend: Backend, dtype: torch.dtype, limit: int) -> None:
+    def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, backend: Backend, dtype: torch.dtype, formats: Formats, limit: int) -> None:
         self.spec = spec
         self.checkpoint = checkpoint
         self.backend = backend
         self.dtype = dtype
+        self.formats = formats
         self.limit = limit
         self.names = checkpoint.names()
         self.prefix = self.find_prefix()
         self.used: set[str] = set()
         self.bytes = 0
+        self.packed: set[str] = set()
 
     def find_prefix(self) -> str:
         for prefix in PREFIXES:
@@ -75,7 +82,11 @@ class Assembly:
         stack = Stack(table, scale, first, layers, head, spec.logits_scale, spec.logits_softcap, spec.residual_scale, spec.norm_eps)
         attention = spec.layers[0].attention
         pool = PoolSpec(len(layers), attention.kv_heads, attention.head_dim, self.dtype)
-        facts = {"model": f"{spec.family}, own decoder", "rope": ", ".join(rope.kind for rope in spec.ropes)}
+        facts = {
+            "model": f"{spec.family}, own decoder",
+            "rope": ", ".join(rope.kind for rope in spec.ropes),
+            "weights": ", ".join(sorted(self.packed)),
+        }
         return Decoder(stack, self.backend, pool, self.limit, self.bytes, str(self.dtype).removeprefix("torch."), facts)
 
     @property
@@ -125,16 +136,16 @@ class Assembly:
 
     def mixture(self, at: str, experts: Experts) -> Block:
         block = f"{at}{experts.block}." if f"{self.prefix}{at}{experts.block}.gate.weight" in self.names else f"{at}mlp."
-        router = self.pack(self.tensor(f"{block}gate.weight", (experts.count, self.spec.hidden)))
+        router = self.pack(self.tensor(f"{block}gate.weight", (experts.count, self.spec.hidden)), None)
         gate_up, down = [], []
         if f"{self.prefix}{block}experts.gate_up_proj" in self.names:  # stacked: [experts, out, in]
             stacked = self.tensor(f"{block}experts.gate_up_proj"), self.tensor(f"{block}experts.down_proj")
-            gate_up, down = [self.pack(one) for one in stacked[0]], [self.pack(one) for one in stacked[1]]
+            gate_up, down = ([self.pack(one, self.formats.layers) for one in each] for each in stacked)
         else:
             for expert in range(experts.count):
-                gate, up, out = (self.tensor(f"{block}experts.{expert}.{name}.weight") for name in experts.names)
-                gate_up.append(self.pack(torch.cat([gate, up])))
-                down.append(self.pack(out))
+                gate, up, out = (self.matrix(f"{block}experts.{expert}.{name}.weight") for name in experts.names)
+                gate_up.append(self.pack(joined([gate, up]), self.formats.layers))
+                down.append(self.pack(out, self.formats.layers))
         return Mixture(router, gate_up, down, experts.top_k, self.spec.activation, experts.normalize)
 
     def head(self) -> Weight:
@@ -144,14 +155,14 @@ class Assembly:
         if own is not None:
             self.used.add(own)
         tied = spec.tied or own is None
-        matrix = self.tensor("embed_tokens.weight", shape) if tied else self.checked(own or "", self.checkpoint.read(own or ""), shape)
-        return self.pack(matrix)
+        name = f"{self.prefix}embed_tokens.weight" if tied or own is None else own
+        return self.pack(self.checked(name, self.formats.read(self.checkpoint, name), shape), self.formats.head)
 
     def joined(self, at: str, whole: str, parts: dict[str, int]) -> Linear:
         """One matrix from its parts, or as the checkpoint has it joined. `parts`: name → rows."""
         if f"{self.prefix}{at}{whole}.weight" in self.names:
             parts = {whole: sum(parts.values())}
-        matrices = [self.tensor(f"{at}{name}.weight") for name in parts]
+        matrices = [self.matrix(f"{at}{name}.weight") for name in parts]
         for name, matrix in zip(parts, matrices):
             self.checked(f"{at}{name}.weight", matrix, (parts[name], matrix.shape[-1]))
         biases = {
@@ -160,14 +171,14 @@ class Assembly:
         bias = (
             torch.cat([biases[name].float() if name in biases else torch.zeros(rows) for name, rows in parts.items()]) if biases else None
         )
-        weight = self.pack(torch.cat(matrices) if len(matrices) > 1 else matrices[0])
+        weight = self.pack(joined(matrices), self.formats.layers)
         return Linear(weight, None if bias is None else self.keep(bias))
 
     def width(self, at: str, part: str, whole: str) -> int:
         """Rows of a part of a matrix, whether it is stored apart or in two joined halves."""
         if f"{self.prefix}{at}{whole}.weight" in self.names:
             return self.checkpoint.shape(f"{self.prefix}{at}{whole}.weight")[0] // 2
-        return self.tensor(f"{at}{part}.weight").shape[0]
+        return self.checkpoint.shape(self.full(f"{at}{part}.weight"))[0]
 
     def norm(self, at: str, name: str | None) -> Tensor | None:
         if name is None:
@@ -181,25 +192,41 @@ class Assembly:
     def norm_weight(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
         return self.keep(self.tensor(name, shape).float() + self.spec.norm_offset)
 
-    def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+    def full(self, name: str) -> str:
+        """The name in the checkpoint of something that must be there."""
         full = self.prefix + name
         if full not in self.names:
             raise StartError(f"the checkpoint lacks {full}, which a {self.spec.family} has", "fetch the model again")
         self.used.add(full)
+        return full
+
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        full = self.full(name)
         return self.checked(full, self.checkpoint.read(full), shape)
 
-    def checked(self, name: str, tensor: Tensor, shape: tuple[int, ...] | None) -> Tensor:
+    def matrix(self, name: str) -> Matrix:
+        """A weight of a product, as numbers or as the codes it is stored in."""
+        full = self.full(name)
+        return self.checked(full, self.formats.read(self.checkpoint, full), None)
+
+    def checked(self, name: str, tensor: AnyMatrix, shape: tuple[int, ...] | None) -> AnyMatrix:
         if shape is not None and tuple(tensor.shape) != shape:
             raise StartError(
                 f"{name} is {list(tensor.shape)}, config.json says {list(shape)}", "fetch config.json and weights of the same revision"
             )
-        if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+        if torch.is_tensor(tensor) and (not tensor.is_floating_point() or tensor.dtype.itemsize < 2):
             raise StartError(f"{name} is stored as {tensor.dtype}", "use the unquantised checkpoint of this model")
         return tensor
 
-    def pack(self, matrix: Tensor) -> Weight:
-        weight = self.backend.pack(matrix, FORMATS[self.dtype])
+    def pack(self, matrix: Matrix, format: str | None) -> Weight:
+        """`format`: what numbers are packed as, None = the model's type. Codes keep their own, if it has no more bits."""
+        matrix = settled(matrix, format)
+        if torch.is_tensor(matrix):
+            weight = self.backend.pack(matrix, format or FORMATS[self.dtype])
+        else:
+            weight = self.backend.pack_codes(matrix)
         self.bytes += weight.bytes
+        self.packed.add(weight.format)
         return weight
 
     def keep(self, tensor: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from forerun.backends.base import Backend
 from forerun.engine.errors import StartError
 from forerun.engine.models.assemble import Progress, assemble
 from forerun.engine.models.model import Model
+from forerun.engine.models.quantised import choose_formats, unwrap
 from forerun.engine.models.spec import FAMILIES, ModelSpec, family_of, read_spec
 from forerun.engine.weights import Checkpoint, open_checkpoint, read_config
 from forerun.hub import ModelNotFound, locate
@@ -40,13 +41,15 @@ def load_any(start: Start, backend: Backend, progress: Progress) -> Model:
     config = read_config(path)
     if config is not None and family_of(config) not in FAMILIES:
         return load_other(path, config, start, backend, progress)
+    formats = choose_formats(start)
     checkpoint = open_checkpoint(path, start.allow_pickle)
     config = config or checkpoint.config
     if config is None:
         raise StartError(f"{path} has no config.json", "fetch the model again")
+    config, checkpoint = unwrap(config, checkpoint, start)
     dtype = choose_dtype(start.dtype, stored_dtype(config, checkpoint), backend)
     spec = read_spec(config, rope_override(start))
-    return assemble(spec, checkpoint, backend, dtype, longest(spec, start.max_total_tokens), progress)
+    return assemble(spec, checkpoint, backend, dtype, formats, longest(spec, start.max_total_tokens), progress)
 
 
 def find(start: Start) -> Path:
@@ -62,13 +65,13 @@ def load_other(path: Path, config: dict[str, Any], start: Start, backend: Backen
 
     if rope_override(start) is not None:
         raise StartError(f"--rope-scaling is not available for {family_of(config)}", "write it into config.json of the model")
+    if start.quantize is not None:
+        raise StartError(f"--quantize is not available for {family_of(config)}", "leave it out, or use an architecture of the own decoder")
     dtype = choose_dtype(start.dtype, named_dtype(config) or torch.float32, backend)
     return load_transformers(path, backend, dtype, start.max_total_tokens, start.trust_remote_code, start.allow_pickle, progress)
 
 
 def refuse_what_is_not_there(start: Start) -> None:
-    if start.quantize:
-        raise StartError(f"--quantize {start.quantize} is not available", "leave it out; weights are used in --dtype")
     if start.kv_dtype and DTYPES.get(start.kv_dtype) is None:
         raise StartError(f"--kv-cache-dtype {start.kv_dtype} is not available", f"use one of {', '.join(DTYPES)}, or leave it out")
     if start.world != 1:

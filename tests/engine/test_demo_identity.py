@@ -21,10 +21,11 @@ PROMPTS = [[504, 3575, 282, 4649, 314], list(range(1000, 1040)), [216, 34, 216] 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not MODEL.is_dir(), reason="run `make model` first")]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_the_demo_model_answers_alike(dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "quantize"), [("bfloat16", None), ("float32", None), ("bfloat16", "int8"), ("bfloat16", "int4")])
+def test_the_demo_model_answers_alike(dtype: str, quantize: str | None) -> None:
     backend = open_backend("cpu", 1)
-    start = Start(str(MODEL), dtype=dtype, max_rows=4, max_pool_tokens=2048, max_total_tokens=512, max_step_tokens=128)
+    sizes = {"max_rows": 4, "max_pool_tokens": 2048, "max_total_tokens": 512, "max_step_tokens": 128}
+    start = Start(str(MODEL), dtype=dtype, quantize=quantize, **sizes)
     model = load_model(start, backend, lambda *progress: None)
 
     def front_of(drafter: Drafter) -> Front:

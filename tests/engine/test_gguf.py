@@ -14,9 +14,11 @@ from gguf.quants import dequantize, quantize
 from forerun.backends.registry import open_backend
 from forerun.engine import testmodel
 from forerun.engine.errors import StartError
-from forerun.engine.gguf import BLOCKS, GGUF, Reader, half_split
+from forerun.engine.gguf import GGUF, Reader, half_split
+from forerun.engine.gguf_blocks import BLOCKS, to_codes
 from forerun.engine.models.load import load_model
 from forerun.engine.weights import open_checkpoint
+from forerun.kernels import quant
 from forerun.messages import Start
 from tests.engine.paging import Feeder, random_sequences
 
@@ -221,3 +223,45 @@ def test_llama_3_1_carries_its_frequencies_as_divisors(tmp_path: Path) -> None:
     with torch.no_grad():
         want = reference(torch.tensor(sequences)).logits[0]
     assert (Feeder(model, backend, sequences).run()[0] - want).abs().max().item() < 1e-4
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_codes_are_the_numbers_of_their_blocks(kind: int, tmp_path: Path) -> None:
+    """Exactly, where the type has a format of its own; scales of Q4_K within 2⁻¹¹, other types within a step of 8 bits."""
+    block = BLOCKS[kind]
+    noise = np.random.default_rng(kind)
+    numbers = noise.standard_normal((24, 512)).astype(np.float32)
+    blocks = noise.integers(0, 256, (24 * 512 // block.weights, block.bytes), dtype=np.uint8)
+    if block.name in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"):
+        blocks = quantize(numbers, gguf.GGMLQuantizationType(kind)).reshape(-1, block.bytes)
+    else:  # the package reads these and does not write them: any bits, with scales that are numbers
+        at = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}[block.name]
+        for start in at:
+            blocks[:, start : start + 2] = noise.uniform(1e-4, 1e-3, (len(blocks), 1)).astype(np.float16).view(np.uint8)
+    raw = torch.from_numpy(blocks.copy())
+    want, codes = block.expand(raw).view(24, 512), to_codes(block, raw, (24, 512))
+    away = (quant.expand(codes) - want).abs().view(24, -1, 32).amax(2)
+    peak = want.abs().view(24, -1, 32).amax(2)
+    limit = {"Q8_0": 0.0, "Q4_0": 0.0, "Q4_1": 0.0, "Q4_K": 3e-3}.get(block.name, 1 / 250)
+    assert codes.format == {"Q4_0": "int4-symmetric", "Q4_1": "int4", "Q4_K": "int4"}.get(block.name, "int8-groups")
+    assert (away <= limit * (peak if limit != 3e-3 else peak.amax(1, keepdim=True)) + 1e-6 * (limit > 0)).all()
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_0"])
+def test_a_quantised_file_is_served_as_it_is(kind: str, tmp_path: Path) -> None:
+    """As the same file de-quantised, in a fraction of the memory; --dtype de-quantises, --quantize int4 makes 8 bits 4."""
+    reference = testmodel.make_model("llama", 0, hidden_size=128, intermediate_size=256)
+    write_gguf(tmp_path / "model.gguf", "llama", reference, gguf.GGMLQuantizationType[kind])
+    backend = open_backend("cpu", 1, 1.0)
+
+    def load(**options: str) -> Any:
+        return load_model(Start(model_id=str(tmp_path), **options), backend, lambda *_: None)
+
+    own, full, four = load(), load(dtype="float32"), load(quantize="int4")
+    format = {"Q4_0": "int4-symmetric", "Q4_1": "int4"}.get(kind, "int8-groups")
+    assert own.facts["weights"] == f"bf16, {format}"  # the head of this file is stored as numbers
+    assert (full.facts["weights"], four.facts["weights"][:4]) == ("f32", "int4")
+    assert four.weight_bytes <= own.weight_bytes < 0.6 * full.weight_bytes
+    sequences = random_sequences(512, (40,))
+    want, got = (Feeder(model, backend, sequences).run()[0] for model in (full, own))
+    assert (got - want).square().mean() < 5e-3 * want.square().mean()

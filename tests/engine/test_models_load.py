@@ -101,7 +101,10 @@ def test_kv_type(folder: Path, backend: Backend) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"quantize": "awq"}, "--quantize awq is not available"),
+        ({"quantize": "awq"}, "--quantize awq needs a checkpoint that was quantised so"),
+        ({"quantize": "bitsandbytes-nf4"}, "--quantize bitsandbytes-nf4 is not available"),
+        ({"quantize": "fp8"}, "--quantize fp8 is not available; use --quantize int8"),
+        ({"quantize": "exl2"}, "--quantize exl2 is not available"),
         ({"kv_dtype": "fp8_e4m3fn"}, "--kv-cache-dtype fp8_e4m3fn is not available"),
         ({"world": 2}, "over 2 workers"),
         ({"dtype": "int7"}, "--dtype int7"),

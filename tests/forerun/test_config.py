@@ -82,7 +82,7 @@ def test_names_are_unique() -> None:
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 def test_each_option_is_read_from_flag_variable_and_file(option, tmp_path: Path) -> None:
-    if option.name in ("config", "speculator", "hostname", "model_id", "cuda_memory_fraction", "rope_factor", "speculate", "quantize"):
+    if option.name in ("config", "speculator", "hostname", "model_id", "cuda_memory_fraction", "rope_factor", "speculate"):
         return  # they have tests of their own
     text = example(option.name)
     quoted = text if option.kind is not str else f'"{text}"'
@@ -149,7 +149,7 @@ def test_booleans_in_the_environment(word: str, value: bool) -> None:
         (["--port", "1", "-p", "2"], {}, "'--port'"),
         (["--port", "1", "--port", "2"], {}, "'--port' cannot be used multiple times"),
         (["--json-output=maybe"], {}, "expected true or false"),
-        (["--quantize", "int3"], {}, "choose one of awq,"),
+        (["--quantize", "int3"], {}, "choose one of int8, int4, awq,"),
         (["--waiting-served-ratio", "nan"], {}, "expected a number"),
         (["--revision="], {}, "it is empty"),
         ([], {"PORT": "http"}, "environment variable PORT"),
@@ -164,8 +164,6 @@ def test_booleans_in_the_environment(word: str, value: bool) -> None:
         (["--max-input-tokens", "9", "--max-batch-total-tokens", "9"], {}, "`max_input_tokens` must be < `max_batch_total_tokens`"),
         (["--max-input-tokens", "9", "--max-input-length", "9"], {}, "two names of one option: give only '--max-input-tokens'"),
         ([], {"MAX_INPUT_TOKENS": "9", "MAX_INPUT_LENGTH": "8"}, "keep only MAX_INPUT_TOKENS"),
-        (["--quantize", "bitsandbytes-nf4"], {}, "`quantize` bitsandbytes-nf4 is not in this version"),
-        ([], {"HF_MODEL_QUANTIZE": "awq"}, "Leave it out (or unset QUANTIZE) and give an unquantised checkpoint"),
         (["--cuda-memory-fraction", "0"], {}, "`cuda_memory_fraction` must be > 0"),
         (["--speculator", "eagle=DIR"], {}, "Use none, ngram or suffix"),
         (["--speculator", "suffix+eagle=DIR"], {}, "Use none, ngram or suffix"),
@@ -294,7 +292,6 @@ def test_no_guesses_at_all_is_no_speculator() -> None:
 
 
 UNREAD = {
-    "quantize": "refused in config.py itself",
     "hf_home": "decides huggingface_hub_cache, in config.py itself",
     "hf_token": "handed on by worker_environment",
     "disable_grammar_support": "grammars are always refused in this version",
