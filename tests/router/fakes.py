@@ -122,6 +122,14 @@ def worker_pid(router: Router) -> int:
 
 
 def children() -> list[int]:
-    """Processes that this one started and that are still there."""
+    """Workers that this process started and that are still there (not the servers that other tests keep running)."""
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
-        return list(map(int, file.read().split()))
+        return [pid for pid in map(int, file.read().split()) if b"forerun.engine.worker" in _command(pid)]
+
+
+def _command(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
