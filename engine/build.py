@@ -23,6 +23,7 @@ from forerun.engine.engine import PROMPT_ROWS, Engine
 from forerun.engine.errors import StartError
 from forerun.engine.models.load import load_model
 from forerun.engine.models.model import Model
+from forerun.engine.profile import profiled
 from forerun.engine.rows import RowTable
 from forerun.engine.sampler import Sampler
 from forerun.messages import Admit, Feed, Ready, SamplingParams, Start, StepPlan
@@ -85,9 +86,15 @@ def assemble(start: Start, backend: Backend, model: Model, drafter: Drafter, pro
         facts=backend.facts(),
     )
     sampler = Sampler(backend.ops, model.vocab, start.watermark_gamma, start.watermark_delta)
-    speculator = Speculator(drafter, model.vocab, sizes.longest, sizes.nodes)
-    engine = Engine(ready, backend, model, backend.pool(model.pool, sizes.pages), rows, sampler, speculator)
+    pool = backend.pool(model.pool, sizes.pages)
+
+    def around(drafter: Drafter) -> Engine:
+        return Engine(ready, backend, model, pool, rows, sampler, Speculator(drafter, model.vocab, sizes.longest, sizes.nodes))
+
+    engine = around(drafter)
     engine.ready = msgspec.structs.replace(ready, step_seconds=warm_up(engine, progress))
+    if sizes.nodes:
+        engine.ready = profiled(engine.ready, start, around, progress)
     return engine
 
 
