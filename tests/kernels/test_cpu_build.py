@@ -84,8 +84,9 @@ def test_a_place_that_cannot_be_written_is_passed_over(sources: Path, monkeypatc
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_the_kernels_are_clean_under_sanitizers() -> None:
     if shutil.which("c++") is None:
         pytest.skip("no compiler here")
-    done = subprocess.run([sys.executable, "-m", "forerun.kernels.cpu.build", "--check"], capture_output=True, text=True, timeout=900)
+    done = subprocess.run([sys.executable, "-m", "forerun.kernels.cpu.build", "--check"], capture_output=True, text=True, timeout=1700)
     assert done.returncode == 0, done.stdout + done.stderr
