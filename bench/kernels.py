@@ -27,6 +27,7 @@ from forerun.backends.cpu.backend import NativeCpu, open_native
 from forerun.backends.cpu.regions import huge_pages
 from forerun.engine.batch import Batch
 from forerun.engine.models.model import Output
+from forerun.kernels import quant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,11 +66,11 @@ class Model:
         self.shape, self.ops = shape, backend.ops
         self.spec = AttentionSpec(shape.heads, shape.kv_heads, shape.head_dim, shape.head_dim**-0.5)
 
-        def draw(rows: int, columns: int) -> Weight:
+        def draw(rows: int, columns: int, format: str) -> Weight:
             return backend.pack(torch.randn(rows, columns) / columns**0.5, format)
 
-        self.weights = [draw(*matrix) for matrix in shape.matrices()]
-        self.head = draw(shape.vocab, shape.hidden)
+        self.weights = [draw(*matrix, format) for matrix in shape.matrices()]
+        self.head = draw(shape.vocab, shape.hidden, "int8" if format.startswith("int4") else format)  # as --quantize int4 has it
         self.bytes = self.head.bytes + sum(weight.bytes for weight in self.weights)
         self.table = torch.randn(1000, shape.hidden)
         self.tables = {columns: torch.randn(1000, columns) for columns in {weight.shape[1] for weight in self.weights} | {shape.hidden}}
@@ -218,7 +219,7 @@ def python_share(backend: Backend) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="135m", help="shape of the model; weights are random")
-    parser.add_argument("--format", choices=("bf16", "f32"), default="bf16")
+    parser.add_argument("--format", choices=("bf16", "f32", *quant.FORMATS), default="bf16")
     parser.add_argument("--threads", type=int, nargs="+", default=[0], help="0 = as the server chooses")
     parser.add_argument("--isa", default="", help="an instruction set instead of the best")
     parser.add_argument("--seconds", type=float, default=1.0, help="a figure")

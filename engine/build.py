@@ -83,7 +83,7 @@ def assemble(start: Start, backend: Backend, model: Model, drafter: Drafter, pro
         max_tokens=sizes.longest,
         max_step_tokens=sizes.step_tokens,
         memory=sizes.memory,
-        facts=backend.facts(),
+        facts=model.facts | backend.facts(),
     )
     sampler = Sampler(backend.ops, model.vocab, start.watermark_gamma, start.watermark_delta)
     pool = backend.pool(model.pool, sizes.pages)

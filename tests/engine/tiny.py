@@ -34,6 +34,7 @@ class TinyModel:
     def __init__(self, backend: Backend, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.pool = PoolSpec(2, 1, 16, dtype)
+        self.facts: dict[str, str] = {}
         self.ops = backend.ops
         self.spec = AttentionSpec(2, 1, 16, 0.25)
         format = "f32" if dtype == torch.float32 else "bf16"
