@@ -78,3 +78,19 @@ def bars(names: Sequence[str], values: Sequence[float], passed: Sequence[bool], 
     axis.invert_yaxis()
     axis.set(xlabel="cost against the bar (1 = exactly the bar, less is better)", title=title)
     _save(pyplot, figure, path)
+
+
+def policies(names: Sequence[str], series: dict[str, list[float]], path: Path) -> None:
+    """Speed over plain decoding of each policy (`series`) in each scenario (`names`), on a logarithmic axis; ours stands out."""
+    pyplot = _pyplot()
+    figure, axis = pyplot.subplots(figsize=(10, 1.5 + 0.2 * len(names)), layout="constrained")
+    places = range(len(names))
+    for policy, values in series.items():
+        ours = policy == "price"
+        axis.plot(values, places, "o" if ours else ".", color="#b8514f" if ours else None, zorder=3 if ours else 2, label=policy)
+    axis.axvline(1, color="black", linewidth=1)
+    axis.set_yticks(list(places), names, fontsize=7)
+    axis.invert_yaxis()
+    axis.set(xlabel="speed over plain decoding", xscale="log")
+    axis.legend(fontsize=7)
+    _save(pyplot, figure, path)

@@ -82,7 +82,7 @@ class Feed(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class StepPlan(Message, frozen=True, array_like=True, tag="plan"):
     """One step. `budget`: guessed nodes in all; `price`: survival below which a node is not worth its cost (λ). Where there are tolls they
     decide instead: n + 1 nodes are kept only if together they bring `toll[n]` tokens, each less `entry_price` for every position of its
-    row."""
+    row; or that times `discount` where none would be kept otherwise."""
 
     step: int
     admit: list[Admit] = []
@@ -92,6 +92,7 @@ class StepPlan(Message, frozen=True, array_like=True, tag="plan"):
     price: float = 0.0
     toll: list[float] = []
     entry_price: float = 0.0
+    discount: float = 1.0
 
 
 class Emit(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -23,6 +23,8 @@ class Allowance:
     price: float = 0.0
     toll: list[float] = dataclasses.field(default_factory=list)
     entry_price: float = 0.0
+    discount: float = 1.0
+    """share of the tolls that guesses must bring where none would be kept otherwise"""
     goodput: float = 0.0
     """tokens a second that the replica makes: what its time is worth to whoever may spend some"""
 

@@ -154,7 +154,7 @@ class Scheduler:
         self._number = step.number
         self._steps.append(step)
         drops = self._rows.drops()
-        return StepPlan(step.number, admit, feed, drops, guesses.total, guesses.price, guesses.toll, guesses.entry_price)
+        return StepPlan(step.number, admit, feed, drops, guesses.total, guesses.price, guesses.toll, guesses.entry_price, guesses.discount)
 
     def apply(self, result: StepResult, now: float) -> list[Event]:
         """Take in the result of the oldest plan on the way. Returns everything that happened since the last call."""

@@ -4,6 +4,10 @@ The front says what guesses have to bring, the drafts say how likely each is to 
 and with nothing stale in it. Taken in order of their worth, nodes n = 0, 1, … have the survivals s[0] ≥ s[1] ≥ …; those up to the n that
 maximizes s[0] + … + s[n] − toll[n] are kept, or none if that is negative. Tolls come in stairs (tiles, cache sizes), so all n are
 tried; the first that is no better than the one before says nothing about the next. Any choice is exact: it cannot change the output.
+
+Tolls value time at the speed that guessing makes possible. Where no guesses are worth that, a plain step follows, and it is that step's
+speed that counts: a few likely tokens before an unlikely one are had either now, together, or one by one. So before nothing is kept,
+the drafts are tried once more at tolls times `discount`, the speed of plain decoding over that of guessing.
 """
 
 from __future__ import annotations
@@ -21,22 +25,30 @@ def survivals(parents: Sequence[int], confidences: Sequence[float]) -> list[floa
     return found
 
 
-def choose(worth: Sequence[Sequence[float]], toll: Sequence[float]) -> list[list[int]]:
+def choose(worth: Sequence[Sequence[float]], toll: Sequence[float], discount: float = 1.0) -> list[list[int]]:
     """`worth[r][i]`: survival of node i of draft r, less what this node costs beyond the others; a child is worth no more than its parent.
     `toll[n]`: what n + 1 nodes have to bring. Returns the nodes of each draft that are kept, ascending, parents included."""
     order = sorted([(-value, r, i) for r, values in enumerate(worth) for i, value in enumerate(values)])
     kept: list[list[int]] = [[] for _ in worth]
-    total = best = 0.0
-    count = 0
-    for n, (negative, _, _) in enumerate(order[: len(toll)]):
-        total -= negative
-        if total - toll[n] > best:
-            best, count = total - toll[n], n + 1
+    values = [-negative for negative, _, _ in order[: len(toll)]]
+    count = _count(values, toll, 1.0) or (_count(values, toll, discount) if discount < 1.0 else 0)
     for _, r, i in order[:count]:
         kept[r].append(i)
     for nodes in kept:
         nodes.sort()
     return kept
+
+
+def _count(values: Sequence[float], toll: Sequence[float], discount: float) -> int:
+    """How many of the values, which fall, are worth most over their toll."""
+    total = best = 0.0
+    count = 0
+    for n, value in enumerate(values):
+        total += value
+        over = total - toll[n] * discount
+        if over > best:
+            best, count = over, n + 1
+    return count
 
 
 def keep(draft: Draft, nodes: Sequence[int]) -> Draft:

@@ -83,7 +83,7 @@ class Speculator:
             survival.append(self._trust.offer(row.number, share.draft, len(row.tokens)))
             own = plan.entry_price * len(row.tokens)
             worth.append([value - own for value in survival[-1]])
-        for share, values, nodes in zip(shares, survival, choose(worth, plan.toll)):
+        for share, values, nodes in zip(shares, survival, choose(worth, plan.toll, plan.discount)):
             share.draft = keep(share.draft, nodes)
             share.expected = sum(values[node] for node in nodes)
 

@@ -139,7 +139,7 @@ class Price:
         total = min(sum(guess), len(charged.toll))
         if not total:
             return None
-        self._last = Allowance(guess, total, charged.price(nodes), charged.toll[:total], charged.entry, goodput)
+        self._last = Allowance(guess, total, charged.price(nodes), charged.toll[:total], charged.entry, min(1.0, 1 / self._gain), goodput)
         return self._last
 
     def _outlook(self, known: list[Yield], read: int, drafting: list[float]) -> tuple[float, float]:

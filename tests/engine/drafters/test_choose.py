@@ -80,3 +80,10 @@ def test_it_looks_behind_a_stair() -> None:
 def test_nodes_are_counted_by_depth() -> None:
     tree = Draft([1, 2, 3, 4], [-1, -1, 0, 2], [1.0] * 4, [False] * 4)
     assert census([tree, Draft.chain([5, 6]), Draft.none()]) == [3, 2, 1]
+
+
+def test_a_few_likely_tokens_are_not_left_to_plain_steps() -> None:
+    """At the speed of guessing these two would not pay; but the alternative is to get them one by one."""
+    assert choose([[0.9, 0.8, 0.01]], [2.0, 2.1, 2.2]) == [[]]
+    assert choose([[0.9, 0.8, 0.01]], [2.0, 2.1, 2.2], discount=0.5) == [[0, 1]]
+    assert choose([[0.9, 0.8, 0.1]], [0.1, 0.2, 0.9], discount=0.5) == [[0, 1]], "no discount where guesses pay in full"
