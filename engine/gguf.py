@@ -168,7 +168,9 @@ class GGUF:
     def __init__(self, path: Path) -> None:
         self.reader = Reader(path)
         self.kind = self.reader.fields.get("general.architecture", "")
-        if self.kind not in ARCHITECTURES or f"{self.kind}.expert_count" in self.reader.fields:
+        if self.reader.fields.get("split.count", 1) > 1:
+            raise StartError(f"{path} is one of several parts of a model", "join them with `llama-gguf-split --merge`, and give the result")
+        if self.kind not in ARCHITECTURES or self.field("expert_count", 0):
             raise StartError(
                 f"{path} holds the architecture {self.kind}", f"GGUF is read for {', '.join(ARCHITECTURES)}; use safetensors for others"
             )

@@ -134,7 +134,7 @@ def to_codes(block: Block, blocks: Tensor, shape: tuple[int, int]) -> Codes:
             scales, minima = six_bit_pairs(blocks[:, 4:16])
             scales, minima = half(blocks, 0) * scales, -half(blocks, 2) * minima
             codes = four_bits(blocks[:, 16:].reshape(-1, 32)).reshape(shape)
-            return quant.affine(codes, scales.view(rows, -1), minima.view(rows, -1))
+            return quant.grouped("int4", codes, scales.view(rows, -1), minima.view(rows, -1))
         case _:
             return quant.quantize(block.expand(blocks).view(shape), "int8-groups")
 

@@ -113,12 +113,13 @@ def quantize(weight: Tensor, format: str) -> Codes:
     return Codes(format, codes.flatten(1)[:, :columns], units, scales, minima)
 
 
-def affine(codes: Tensor, scales: Tensor, minima: Tensor) -> Codes:
-    """Codes 0 … 15, int8 [N, K], of scales and minima in float32 [N, groups], which are rounded to float16 beside a power of two a row."""
-    largest = (scales.abs() * 15 + minima.abs()).amax(1)
+def grouped(format: str, codes: Tensor, scales: Tensor, minima: Tensor | None = None) -> Codes:
+    """Codes [N, K] that are there already, with their scales and minima in float32 [N, groups]: these are rounded to float16 beside a power
+    of two a row, which is exact for what was float16 before."""
+    largest = scales.abs().amax(1) if minima is None else torch.maximum(scales.abs(), minima.abs()).amax(1)
     units = torch.where(largest > 0, torch.exp2(torch.floor(torch.log2(largest))), torch.ones(()))
-    scales, minima = (part / units.unsqueeze(1) for part in (scales, minima))
-    return Codes("int4", codes, units, scales.half(), minima.half())
+    parts = (None if part is None else (part / units.unsqueeze(1)).half() for part in (scales, minima))
+    return Codes(format, codes.to(torch.int8), units, *parts)
 
 
 def round_rows(x: Tensor) -> Tensor:

@@ -146,6 +146,8 @@ class Assembly:
                 gate, up, out = (self.matrix(f"{block}experts.{expert}.{name}.weight") for name in experts.names)
                 gate_up.append(self.pack(joined([gate, up]), self.formats.layers))
                 down.append(self.pack(out, self.formats.layers))
+        if len({weight.format for weight in (*gate_up, *down)}) > 1:
+            raise StartError(f"the experts of {block} are quantised in several ways", "use a checkpoint in which they are alike")
         return Mixture(router, gate_up, down, experts.top_k, self.spec.activation, experts.normalize)
 
     def head(self) -> Weight:

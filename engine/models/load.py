@@ -16,7 +16,7 @@ from forerun.backends.base import Backend
 from forerun.engine.errors import StartError
 from forerun.engine.models.assemble import Progress, assemble
 from forerun.engine.models.model import Model
-from forerun.engine.models.quantised import choose_formats, unwrap
+from forerun.engine.models.quantised import unwrap
 from forerun.engine.models.spec import FAMILIES, ModelSpec, family_of, read_spec
 from forerun.engine.weights import Checkpoint, open_checkpoint, read_config
 from forerun.hub import ModelNotFound, locate
@@ -41,12 +41,11 @@ def load_any(start: Start, backend: Backend, progress: Progress) -> Model:
     config = read_config(path)
     if config is not None and family_of(config) not in FAMILIES:
         return load_other(path, config, start, backend, progress)
-    formats = choose_formats(start)
     checkpoint = open_checkpoint(path, start.allow_pickle)
     config = config or checkpoint.config
     if config is None:
         raise StartError(f"{path} has no config.json", "fetch the model again")
-    config, checkpoint = unwrap(config, checkpoint, start)
+    config, checkpoint, formats = unwrap(path, config, checkpoint, start)
     dtype = choose_dtype(start.dtype, stored_dtype(config, checkpoint), backend)
     spec = read_spec(config, rope_override(start))
     return assemble(spec, checkpoint, backend, dtype, formats, longest(spec, start.max_total_tokens), progress)
@@ -67,6 +66,9 @@ def load_other(path: Path, config: dict[str, Any], start: Start, backend: Backen
         raise StartError(f"--rope-scaling is not available for {family_of(config)}", "write it into config.json of the model")
     if start.quantize is not None:
         raise StartError(f"--quantize is not available for {family_of(config)}", "leave it out, or use an architecture of the own decoder")
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    if method not in (None, "mxfp4"):  # which transformers de-quantises as it reads
+        raise StartError(f"the checkpoint is quantised ({method}), but {family_of(config)} is read as numbers", "use the unquantised one")
     dtype = choose_dtype(start.dtype, named_dtype(config) or torch.float32, backend)
     return load_transformers(path, backend, dtype, start.max_total_tokens, start.trust_remote_code, start.allow_pickle, progress)
 

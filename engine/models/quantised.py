@@ -4,21 +4,23 @@
     (none)                         as the file has them; a plain checkpoint in the model's type
     int8, eetq, bitsandbytes       int8                   int8
     int4                           int4                   int8: a 4-bit head spoils a small model
-    gptq, awq                      as the checkpoint says
+    gptq, awq                      as the checkpoint says (gptq reads both, as in TGI)
 
-Weights that a file holds in fewer bits than asked for stay as they are. --dtype without --quantize expands a GGUF file's weights.
+Weights that a file holds in fewer bits than asked for stay as they are. --dtype without --quantize expands a GGUF file's weights; beside
+the integers of GPTQ and AWQ it is the type of all that is not quantised.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from forerun.engine.errors import StartError
-from forerun.engine.integers import Integers
+from forerun.engine.integers import Integers, read_scheme, settings_of
 from forerun.engine.weights import Checkpoint
 from forerun.kernels import quant
 from forerun.kernels.quant import Codes
@@ -54,7 +56,7 @@ class Formats:
 def choose_formats(start: Start) -> Formats:
     """What the command line asks for. StartError for methods that are not there."""
     if start.quantize is None:
-        return Formats(stored=start.dtype is None)
+        return Formats()
     if start.quantize in EIGHT_BITS:
         return Formats("int8", "int8", stored=True)
     if start.quantize == "int4":
@@ -64,23 +66,21 @@ def choose_formats(start: Start) -> Formats:
     raise StartError(f"--quantize {start.quantize} is not available", CURES.get(start.quantize, OURS))
 
 
-def unwrap(config: dict[str, Any], checkpoint: Checkpoint, start: Start) -> tuple[dict[str, Any], Checkpoint]:
-    """A checkpoint that is quantised by its configuration, read as codes; and the configuration without it."""
-    inner = config.get("text_config") or {}
-    settings = config.get("quantization_config") or inner.get("quantization_config")
+def unwrap(path: Path, config: dict[str, Any], checkpoint: Checkpoint, start: Start) -> tuple[dict[str, Any], Checkpoint, Formats]:
+    """A checkpoint that is quantised by its settings, read as codes; the configuration without them; and the formats."""
+    formats = choose_formats(start)
+    settings = settings_of(path, config, checkpoint)
     if settings is None:
         if start.quantize in ("gptq", "awq"):
-            raise StartError(
-                f"--quantize {start.quantize} needs a checkpoint that was quantised so, and config.json has no quantization_config", OURS
-            )
-        return config, checkpoint
-    opened = Integers(checkpoint, settings)
-    if start.quantize in ("gptq", "awq") and start.quantize != opened.method:
-        raise StartError(f"--quantize {start.quantize}, but the checkpoint is quantised with {opened.method}", "leave --quantize out")
+            raise StartError(f"--quantize {start.quantize} needs a checkpoint that was quantised so, and this one is not", OURS)
+        return config, checkpoint, formats if start.quantize else Formats(stored=start.dtype is None)
+    scheme = read_scheme(settings)
+    if start.quantize == "awq" and scheme.method != "awq":
+        raise StartError(f"--quantize awq, but the checkpoint is quantised with {scheme.method}", "leave --quantize out")
     plain = {key: value for key, value in config.items() if key != "quantization_config"}
     if "text_config" in plain:
-        plain["text_config"] = {key: value for key, value in inner.items() if key != "quantization_config"}
-    return plain, opened
+        plain["text_config"] = {key: value for key, value in plain["text_config"].items() if key != "quantization_config"}
+    return plain, Integers(checkpoint, scheme, remake=formats.layers is not None), dataclasses.replace(formats, stored=True)
 
 
 def numbers(matrix: Matrix) -> Tensor:

@@ -107,6 +107,17 @@ def test_architectures_that_are_not_read(tmp_path: Path) -> None:
         GGUF(tmp_path / "x.gguf")
 
 
+def test_parts_and_mixtures_are_refused(tmp_path: Path) -> None:
+    for place, (field, value, message) in enumerate(
+        [("split.count", 3, "one of several parts.*--merge"), ("llama.expert_count", 8, "use safetensors for others")]
+    ):
+        out = writer(tmp_path / f"{place}.gguf")
+        out.add_uint32(field, value)
+        finish(out)
+        with pytest.raises(StartError, match=message):
+            GGUF(tmp_path / f"{place}.gguf")
+
+
 def interleaved(rows: torch.Tensor, heads: int) -> torch.Tensor:
     """What llama.cpp's converter does to Q and K."""
     return rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
@@ -154,6 +165,7 @@ def write_gguf(path: Path, arch: str, model: Any, kind: gguf.GGMLQuantizationTyp
     out.add_head_count(config.num_attention_heads)
     out.add_head_count_kv(config.num_key_value_heads)
     out.add_layer_norm_rms_eps(config.rms_norm_eps)
+    out.add_expert_count(0)
     out.add_rope_freq_base(1e6 if arch == "gemma3" else config.rope_parameters["rope_theta"])
     if getattr(config, "head_dim", None):
         out.add_key_length(config.head_dim)
