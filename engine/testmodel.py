@@ -217,6 +217,8 @@ def write_model(arch: str, seed: int, folder: Path, dtype: str = "float32", **ch
     model.generation_config.eos_token_id = 2
     model.generation_config.pad_token_id = 3
     model.save_pretrained(folder)
+    for file in folder.glob("*.safetensors"):
+        file.chmod(0o644)  # written readable to its owner alone; a container runs as someone else
     write_tokenizer(folder)
     return model
 

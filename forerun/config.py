@@ -67,9 +67,7 @@ class Model:
     tokenizer_config_path: str | None = idle(
         None, "tokenizer_config.json with a chat template", "the chat routes are not served by this version"
     )
-    lora_adapters: tuple[str, ...] = idle(
-        (), "id[=path][@revision],…", "adapters are not served by this version: every request runs on the base model", comma=True
-    )
+    lora_adapters: tuple[str, ...] = tgi((), "id[=path][@revision],…; refused: adapters are not served by this version", comma=True)
     huggingface_hub_cache: str = tgi(
         "", "hub cache; default: HF_HUB_CACHE, else HF_HOME/hub, else ~/.cache/huggingface/hub", env=("HF_HUB_CACHE",)
     )
@@ -337,6 +335,8 @@ def _check(values: Mapping[str, Any], needs_model: bool) -> None:
         raise _refuse("`num_shard` cannot be < 1")
     if get("sharded") and shards == 1:
         raise _refuse("`sharded` is true but `num_shard` <= 1")
+    if get("lora_adapters"):
+        raise _refuse("`lora_adapters` are not served by this version. Leave them out, or merge an adapter into its model and serve that")
     speculator = get("speculator", "auto")
     unknown = [part for part in speculator.split("+") if part.partition("=")[0] not in SPECULATORS]
     if speculator not in ("auto", "none") and unknown:

@@ -33,6 +33,15 @@ def locate(model_id: str, revision: str | None = None, hub_cache: str | None = N
     )
 
 
+def commit(model_id: str, revision: str | None, hub_cache: str) -> str | None:
+    """The commit of a model that comes from the hub's cache; None for any other folder."""
+    try:
+        folder = locate(model_id, revision, hub_cache)
+    except ModelNotFound:
+        return None
+    return folder.name if folder.parent.name == "snapshots" else None
+
+
 def must_fetch(model_id: str, revision: str | None, hub_cache: str, weights: bool = True) -> bool:
     """Is a hub id meant that the cache does not hold, or (`weights`) not whole?"""
     if Path(model_id).expanduser().exists() or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", model_id):

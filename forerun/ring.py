@@ -22,6 +22,7 @@ Nothing has a name in a file system: after a crash nothing is left behind, and /
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import mmap
 import os
@@ -53,10 +54,15 @@ class Ring:
         """A new, empty ring of `capacity` data bytes (a multiple of 8, at least 64). Descriptors are closed on exec unless passed."""
         if capacity < 64 or capacity % 8:
             raise ValueError(f"a ring of {capacity} bytes: the capacity must be a multiple of 8 and at least 64")
-        memory = os.memfd_create("forerun-ring", os.MFD_CLOEXEC)
-        os.ftruncate(memory, HEADER_BYTES + capacity)
-        flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK
-        return Ring(memory, os.eventfd(0, flags), os.eventfd(0, flags))
+        with contextlib.ExitStack() as undo:
+            memory = os.memfd_create("forerun-ring", os.MFD_CLOEXEC)
+            undo.callback(os.close, memory)
+            os.ftruncate(memory, HEADER_BYTES + capacity)
+            filled = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            undo.callback(os.close, filled)
+            freed = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            undo.pop_all()
+        return Ring(memory, filled, freed)
 
     @property
     def fds(self) -> tuple[int, int, int]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import dataclasses
 import os
 import signal
@@ -22,13 +23,15 @@ from typing import Protocol
 
 import msgspec
 
-from forerun.messages import Down, Fault, Progress, Ready, Start, StepResult, Stop, Up
+from forerun.messages import Down, Fault, Progress, Ready, Start, StepPlan, StepResult, Stop, Up
 from forerun.ring import Reader, Ring, RingError, Writer
 
 WORKER_COMMAND = (sys.executable, "-P", "-X", "faulthandler", "-m", "forerun.engine.worker")
 TICK_SECONDS = 0.5
 LOADING_PATIENCE = 10
 """While it loads, a worker may be silent this many times longer than while it serves."""
+IDLE_SECONDS = 10.0
+"""silence of a worker that has nothing to do"""
 STEP_PATIENCE = 20
 """A silence is a hang only when it is also longer than this many of the most expensive steps."""
 STOP_SECONDS = 5.0
@@ -61,7 +64,7 @@ class Listener(Protocol):
 
 class Link:
     """A running worker. Made on the event loop; the process is started at once and told `start`. `environment`: the process's;
-    None = ours."""
+    None = ours. OSError, with nothing left open, when this machine has no room for it (descriptors, memory, processes)."""
 
     def __init__(
         self,
@@ -73,22 +76,28 @@ class Link:
     ) -> None:
         self._listener = listener
         self._patience = patience_seconds
-        self._allowed_silence = patience_seconds * LOADING_PATIENCE
+        self._step_silence = patience_seconds
         self._loop = asyncio.get_running_loop()
-        self._rings = Ring.create(), Ring.create()
-        self._writer, self._reader = Writer(self._rings[0]), Reader(self._rings[1])
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
         self._fault: Fault | None = None
         self._verdict = ""
         self._closing = False
         self._loading = True
+        self._owed = 0
+        """plans that were sent and not answered"""
         self._gone = asyncio.Event()
         self._lines: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
         self._text = b""
         self._started_ns = time.monotonic_ns()
-        self._process = self._spawn(command, environment)
-        self._pidfd = os.pidfd_open(self._process.pid)
+        with contextlib.ExitStack() as undo:
+            self._rings = self._ring(undo), self._ring(undo)
+            self._writer, self._reader = Writer(self._rings[0]), Reader(self._rings[1])
+            undo.callback(self._writer.close)
+            undo.callback(self._reader.close)
+            self._process = self._spawn(command, environment, undo)
+            self._pidfd = os.pidfd_open(self._process.pid)
+            undo.pop_all()
         self._loop.add_reader(self._reader.fd, self._on_frames)
         self._loop.add_reader(self._stderr, self._on_text)
         self._loop.add_reader(self._pidfd, self._on_exit)
@@ -104,6 +113,7 @@ class Link:
         """Send, in order; what does not fit into the ring waits here and goes out as the worker reads."""
         if self._gone.is_set():
             return
+        self._owed += isinstance(message, StepPlan)
         if not self._writer.push(self._encoder.encode(message)):
             self._loop.add_reader(self._writer.space_fd, self._on_space)
 
@@ -131,13 +141,19 @@ class Link:
             self.kill("did not stop")
             await self._gone.wait()
 
-    def _spawn(self, command: tuple[str, ...], environment: dict[str, str] | None) -> subprocess.Popen[bytes]:
+    def _ring(self, undo: contextlib.ExitStack) -> Ring:
+        ring = Ring.create()
+        undo.callback(ring.close)
+        return ring
+
+    def _spawn(self, command: tuple[str, ...], environment: dict[str, str] | None, undo: contextlib.ExitStack) -> subprocess.Popen[bytes]:
         fds = [fd for ring in self._rings for fd in ring.fds]
         read_end, write_end = os.pipe()
+        undo.callback(os.close, read_end)
         os.set_blocking(read_end, False)
         self._stderr = read_end
         try:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [*command, str(os.getpid()), *map(str, fds)],
                 stdin=subprocess.DEVNULL,
                 stdout=write_end,
@@ -148,6 +164,8 @@ class Link:
             )
         finally:
             os.close(write_end)
+        undo.callback(_end, process)
+        return process
 
     def _on_frames(self) -> None:
         try:
@@ -164,12 +182,13 @@ class Link:
         if self._closing:
             return
         if isinstance(message, StepResult):
+            self._owed -= 1
             self._listener.result(message)
         elif isinstance(message, Progress):
             self._listener.progress(message)
         elif isinstance(message, Ready):
             self._loading = False
-            self._allowed_silence = max(self._patience, STEP_PATIENCE * max(message.step_seconds))
+            self._step_silence = max(self._patience, STEP_PATIENCE * max(message.step_seconds))
             self._listener.ready(message)
         else:
             self._fault = message
@@ -207,10 +226,16 @@ class Link:
             self._last_beat, self._silent_seconds = beat, 0.0
         else:
             self._silent_seconds += passed
-        if self._silent_seconds > self._allowed_silence:
+        if self._silent_seconds > self._allowed_silence():
             self.kill(f"gave no sign of life for {self._silent_seconds:.1f} s")
         else:
             self._timer = self._loop.call_later(TICK_SECONDS, self._tick)
+
+    def _allowed_silence(self) -> float:
+        """A worker beats while it waits, not inside a step: only one that owes an answer may take as long as a step does."""
+        if self._loading:
+            return self._patience * LOADING_PATIENCE
+        return self._step_silence if self._owed else min(self._patience, IDLE_SECONDS)
 
     def _on_exit(self) -> None:
         """Hear out what it had published, then report its death."""
@@ -247,3 +272,8 @@ class Link:
 
     def _last_words(self) -> str:
         return "".join(f" | {line}" for line in list(self._lines)[-3:])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()

@@ -25,11 +25,13 @@ from typing import Protocol
 import structlog
 
 from forerun.messages import Inject, Progress, Ready, Start, StepResult
+from forerun.router.controller.journal import Journal, View, sources_of
 from forerun.router.events import Event, Tally
-from forerun.router.guesses import Controller, Round, Snapshot, no_guesses
+from forerun.router.guesses import Controller, no_guesses
 from forerun.router.link import Death, Link
-from forerun.router.observer import Load, Observer, StepReport
+from forerun.router.observer import Load, Observer
 from forerun.router.policy import Policy
+from forerun.router.report import report_of, round_of
 from forerun.router.request import Failure, Run, Sequence
 from forerun.router.scheduler import Scheduler
 from forerun.router.suspects import Suspects
@@ -38,6 +40,8 @@ MOST_DEATHS = 3
 DEATHS_SECONDS = 60.0
 BACKOFF_SECONDS = (0.0, 0.0, 1.0)
 """Pause before a worker is started again, by the number of deaths within the last minute."""
+RETRY_SECONDS = 1.0
+"""between two tries to start a process on a machine that has no room for it"""
 TICK_SECONDS = 0.25
 LOG_SECONDS = 2.0
 """between two lines about the progress of one stage"""
@@ -88,6 +92,7 @@ class Replica:
         self._loop = asyncio.get_running_loop()
         self._scheduler: Scheduler | None = None
         self._controller: Controller = no_guesses
+        self._journal = Journal([])
         self._live: dict[Sequence, None] = {}
         self._sent: collections.deque[float] = collections.deque()
         """when each plan on the way was sent"""
@@ -141,8 +146,9 @@ class Replica:
     def load(self) -> Load:
         return self._scheduler.load() if self._scheduler else Load(0, 0, 0, 0, 0, 1)
 
-    def speculation(self) -> Snapshot:
-        return self._controller.snapshot()
+    def look(self) -> View:
+        """What the controller thinks, and what it has heard."""
+        return View(self._controller.snapshot(), self._journal.curves(), list(self._journal.rounds))
 
     def inject(self, message: Inject) -> None:
         if self._link is not None:
@@ -174,6 +180,7 @@ class Replica:
             policy = self._overseer.terms(message)
             if self._scheduler is None:
                 self._controller = self._overseer.controller(message)
+                self._journal = Journal(sources_of(message.drafter))
                 self._scheduler = Scheduler(message, policy, self._controller)
             else:
                 self._scheduler.restart(message, self._suspects.several)
@@ -287,30 +294,11 @@ class Replica:
 
     def stepped(self, tally: Tally) -> None:
         result, seconds = self._landing
-        draft_seconds = result.draft_us / 1e6 if tally.asked else 0.0
-        self._controller.stepped(
-            Round(
-                tally.roots, result.rows, result.nodes, tally.asked, tally.read, tally.tokens, seconds, draft_seconds, tally.prefill_tokens
-            )
-        )
+        round, report = round_of(tally, result, seconds), report_of(tally, result, seconds)
+        self._controller.stepped(round)
+        self._journal.heard(round, report.sources)
         self._trusted = self._trusted or tally.tokens > 0
-        self._observer.stepped(
-            StepReport(
-                seconds=seconds,
-                prefill_tokens=tally.prefill_tokens,
-                decode_rows=tally.decode_rows,
-                rows=result.rows,
-                nodes=result.nodes,
-                tokens=tally.tokens,
-                drafted=tally.drafted,
-                accepted=tally.accepted,
-                draft_us=result.draft_us,
-                verify_us=result.verify_us,
-                asked=tally.asked,
-                drafted_at=result.depths,
-                accepted_at=tally.accepted_at,
-            )
-        )
+        self._observer.stepped(report)
 
     # How it goes on.
 
@@ -371,7 +359,12 @@ class Replica:
         try:
             self._link = self._spawn(self._start, self)
         except OSError as error:
-            self.died(Death(f"no worker could be started: {error}"))
+            # This machine is short of something; that is no worker's death, and it passes.
+            if self.offer is None:
+                self.died(Death(f"no worker could be started: {error}"))
+            else:
+                _log.error("No worker could be started, trying again", reason=str(error), alive=len(self._live))
+                self._loop.call_later(RETRY_SECONDS, self._start_worker)
 
     def _give_up(self, death: Death) -> None:
         self.death = death

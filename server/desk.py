@@ -27,6 +27,8 @@ from forerun.server.validate import Validator
 
 _log = structlog.get_logger("forerun.server")
 _DEFAULTS = GenerateParameters()
+LOGGED_CHARS = 200
+"""of the value of one parameter"""
 
 
 class Desk:
@@ -106,6 +108,11 @@ class Desk:
 
 
 def _given(parameters: GenerateParameters) -> dict[str, object]:
-    """The parameters that differ from their defaults."""
+    """The parameters that differ from their defaults; of long ones the beginning, since anybody can send megabytes of stop strings."""
     values = {name: getattr(parameters, name) for name in parameters.__struct_fields__}
-    return {name: value for name, value in values.items() if value != getattr(_DEFAULTS, name)}
+    return {name: _short(value) for name, value in values.items() if value != getattr(_DEFAULTS, name)}
+
+
+def _short(value: object) -> object:
+    text = value if isinstance(value, str) else repr(value)
+    return value if len(text) <= LOGGED_CHARS else f"{text[:LOGGED_CHARS]}… ({len(text)} characters)"

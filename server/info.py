@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forerun import __version__
+from forerun import __version__, hub
 from forerun.config import Config
 from forerun.router.service import Router
 from forerun.server.schema import Info
@@ -18,7 +18,7 @@ def info(config: Config, router: Router) -> Info | None:
         return None
     return Info(
         model_id=config.model.model_id,
-        model_sha=None,
+        model_sha=hub.commit(config.model.model_id, config.model.revision, config.model.huggingface_hub_cache),
         model_pipeline_tag=None,
         max_concurrent_requests=limits.max_concurrent_requests,
         max_best_of=config.limits.max_best_of,

@@ -82,7 +82,7 @@ def test_names_are_unique() -> None:
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 def test_each_option_is_read_from_flag_variable_and_file(option, tmp_path: Path) -> None:
-    if option.name in ("config", "speculator", "hostname", "model_id", "cuda_memory_fraction", "rope_factor", "speculate"):
+    if option.name in ("config", "speculator", "hostname", "model_id", "cuda_memory_fraction", "rope_factor", "speculate", "lora_adapters"):
         return  # they have tests of their own
     text = example(option.name)
     quoted = text if option.kind is not str else f'"{text}"'
@@ -121,11 +121,19 @@ def test_short_and_joined_forms(argv: list[str]) -> None:
 
 
 def test_lists() -> None:
-    config = parse("--cors-allow-origin", "a", "--cors-allow-origin=b", "--cuda-graphs", "1,2", "--lora-adapters", "x=y@z,w")
+    config = parse("--cors-allow-origin", "a", "--cors-allow-origin=b", "--cuda-graphs", "1,2")
     assert config.serving.cors_allow_origin == ("a", "b")
     assert config.idle.cuda_graphs == (1, 2)
-    assert config.model.lora_adapters == ("x=y@z", "w")
     assert parse(CORS_ALLOW_ORIGIN="a,b").serving.cors_allow_origin == ("a,b",)
+
+
+def test_adapters_are_refused_rather_than_answered_by_the_base_model() -> None:
+    for given in (["--lora-adapters", "x=y@z,w"], ["--lora-adapters=x"]):
+        with pytest.raises(ConfigError, match=r"not served by this version.*merge"):
+            parse(*given)
+    with pytest.raises(ConfigError, match="merge"):
+        parse(LORA_ADAPTERS="x")
+    assert parse(LORA_ADAPTERS="").model.lora_adapters == ()
 
 
 @pytest.mark.parametrize(("word", "value"), [("true", True), ("1", True), ("YES", True), ("false", False), ("0", False), ("off", False)])
@@ -295,6 +303,7 @@ UNREAD = {
     "hf_home": "decides huggingface_hub_cache, in config.py itself",
     "hf_token": "handed on by worker_environment",
     "disable_grammar_support": "grammars are always refused in this version",
+    "lora_adapters": "refused in config.py itself",
 }
 
 

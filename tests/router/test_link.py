@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import resource
 import signal
 import sys
 import time
@@ -203,11 +205,42 @@ async def test_an_idle_worker_is_not_silent() -> None:
 async def test_a_slow_step_is_not_a_hang_when_steps_are_known_to_be_slow() -> None:
     ear = Ear()
     ready = "say(messages.Ready(1, 1, 16, 0, 10, 'd', 'd', 'n', 9, 9, step_seconds=(0.01, 0.1)))\n"
-    Link(ECHO, ear, 0.6, command=script(ready + "writer.beat()\ntime.sleep(1.5)\nsay(messages.StepResult(1))\ntime.sleep(60)"))
+    link = Link(ECHO, ear, 0.6, command=script(ready + "writer.beat()\ntime.sleep(1.5)\nsay(messages.StepResult(1))\ntime.sleep(60)"))
+    link.send(StepPlan(1))
+    link.send(StepPlan(2))
     await until(lambda: ear.results)
     assert not ear.deaths
     await until(lambda: ear.deaths)
     assert "no sign of life for 2" in ear.deaths[0].reason
+
+
+async def test_a_worker_that_owes_no_step_may_not_be_silent_for_as_long_as_one_takes() -> None:
+    ear = Ear()
+    ready = "say(messages.Ready(1, 1, 16, 0, 10, 'd', 'd', 'n', 9, 9, step_seconds=(1.0, 10.0)))\n"
+    link = Link(ECHO, ear, 0.6, command=script(ready + "say(messages.StepResult(1))\ntime.sleep(60)"))
+    link.send(StepPlan(1))
+    await until(lambda: ear.results)
+    await until(lambda: ear.deaths, 5)
+    assert "no sign of life for" in ear.deaths[0].reason
+
+
+@pytest.mark.parametrize("room", range(14))
+async def test_a_machine_without_room_for_a_worker_says_so_and_nothing_stays_open(room: int) -> None:
+    """So many more descriptors and no more: two rings take six, the output two, the process one and, for a moment, some of its own."""
+    before = sorted(os.listdir("/proc/self/fd"))
+    free = next(fd for fd in range(1 << 20) if str(fd) not in before)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + room, hard))
+    try:
+        link = Link(ECHO, Ear(), 30)
+    except OSError as error:
+        assert error.errno == errno.EMFILE
+        link = None
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if link is not None:
+        await link.close()
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 async def test_time_in_which_the_front_itself_stood_still_is_not_silence() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import time
@@ -12,6 +13,8 @@ import pytest
 
 from forerun.config import Config, Limits
 from forerun.messages import Inject, Start
+from forerun.router.link import Link
+from forerun.router.replica import MOST_DEATHS, Replica
 from forerun.router.request import Failure, Run
 from forerun.router.service import Phase, Refused, Router
 from tests.router.fakes import Collector, Counting, children, configuration, expected, request, running, worker_pid
@@ -37,6 +40,29 @@ async def test_many_sequences_are_answered_exactly() -> None:
         assert all(0 < report.seconds < 5 for report in observer.steps)
         load = router.load()
         assert (load.waiting, load.running, load.used_pages) == (0, 0, 0)
+
+
+async def test_a_worker_that_cannot_be_started_for_lack_of_room_is_started_later() -> None:
+    """Running out of descriptors, however often, is no death of a worker: streams wait, then go on."""
+    refused: list[int] = []
+
+    class Cramped(Router):
+        def _spawn(self, start: Start, replica: Replica) -> Link:
+            if replica.offer is not None and len(refused) < MOST_DEATHS:
+                refused.append(len(refused))
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return super()._spawn(start, replica)
+
+    router = Cramped(configuration(), Start("none", echo=True, test_faults=True), Counting())
+    router.open()
+    await asyncio.wait_for(router.became_ready.wait(), 10)
+    what, stream = request([5, 6], 3000), Collector()
+    router.submit(what, stream)
+    await until(lambda: stream.got)
+    os.kill(worker_pid(router), signal.SIGKILL)
+    await stream.wait(30)
+    assert stream.got == expected(what) and len(refused) == MOST_DEATHS
+    await router.close()
 
 
 async def test_phases_limits_and_progress() -> None:

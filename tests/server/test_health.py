@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 
+from forerun import hub
 from forerun.messages import Progress
 from forerun.router.observer import StepReport
 from forerun.router.request import Failure
@@ -97,6 +99,20 @@ async def test_generate_probe_believes_other_requests_tokens(monkeypatch: pytest
 async def test_generate_probe_sees_a_failing_worker() -> None:
     async with serve(script=runs(failure=Failure("no", "generation", 424))) as front:
         assert (await front.get("/health/generate"))[0].status == 503
+
+
+async def test_info_tells_the_commit_of_a_model_from_the_hub_cache(tmp_path: Path) -> None:
+    commit, other = "0" * 39 + "1", "f" * 40
+    for name in (commit, other):
+        (tmp_path / "models--tiny" / "snapshots" / name).mkdir(parents=True)
+    (tmp_path / "models--tiny" / "refs").mkdir()
+    (tmp_path / "models--tiny" / "refs" / "main").write_text(commit)
+    cache = str(tmp_path)
+    assert hub.commit("tiny", None, cache) == commit and hub.commit("tiny", other[:7], cache) == other
+    assert hub.commit(str(tmp_path / "models--tiny"), None, cache) == commit
+    assert hub.commit(str(tmp_path), None, cache) is None and hub.commit("none", None, cache) is None
+    async with serve("--huggingface-hub-cache", cache) as front:
+        assert json.loads((await front.get("/info"))[1])["model_sha"] == commit
 
 
 async def test_info_has_tgis_fields_first_and_waits_for_the_limits() -> None:
