@@ -1,7 +1,8 @@
 """Who of the waiting sequences becomes running in this step.
 
-First come first served, with two ways to be let past, so that one large request never blocks small ones behind it and small ones
-never starve a large one (user reports: vLLM #31731, #15996).
+First come first served, but for the head start of priorities (`entry.rank_of`; "older" and "younger" below mean rank), with two ways to be
+let past, so that one large request never blocks small ones behind it and small ones never starve a large one (user reports: vLLM
+#31731, #15996).
 
 *Tokens.* A sequence enters when the step has prompt tokens left for it, or when what it has to compute is at most half of what the
 prompts in progress still need: then it slips in beside them (see `shares.py`). On this way later ones may overtake the first that had
@@ -45,7 +46,7 @@ class Admission:
         self._waiting = waiting
         self._singly = singly
         self._head: Entry | None = None
-        """the oldest that waits for pages: tried first, whatever the order among tenants becomes"""
+        """the oldest that waits for pages: tried before all younger ones, whatever the order among tenants becomes"""
 
     def admit(self, behind: list[Entry], budget: int, landed: int) -> list[Entry]:
         """Admit whoever may enter. `behind`: running rows that are still feeding known tokens; `budget`: prompt tokens of the step;
@@ -87,7 +88,9 @@ class Admission:
         if head is None or head.over or head.running:
             self._head = None
             return candidates
-        return [head, *(entry for entry in candidates if entry is not head)]
+        others = [entry for entry in candidates if entry is not head]
+        place = next((i for i, entry in enumerate(others) if entry.rank > head.rank), len(others))
+        return [*others[:place], head, *others[place:]]
 
     def _wants_tokens(self, entry: Entry, need: int) -> Entry:
         if entry.credit < 0:
@@ -104,7 +107,7 @@ class Admission:
         return True
 
     def _wants_pages(self, entry: Entry) -> None:
-        if self._head is None or entry.serial < self._head.serial:
+        if self._head is None or entry.rank < self._head.rank:
             self._head = entry
 
     def _has_pages(self, entry: Entry, match: Match) -> bool:
@@ -114,10 +117,10 @@ class Admission:
             self._wants_pages(entry)
             return False
         head = self._head
-        if head is None or entry.serial <= head.serial:
+        if head is None or entry.rank <= head.rank:
             return True
         wanted = self._sizes.pages_of(len(head.sequence.tokens) + 1) + self._sizes.reserve
-        younger = [other for other in self._rows.running if other.serial > head.serial]
+        younger = [other for other in self._rows.running if other.rank > head.rank]
         if wanted + self._largest(entry) + sum(self._largest(other) for other in younger) <= self._sizes.pages:
             return True
         return self._ledger.pool.available + sum(len(other.pages) for other in younger) < wanted

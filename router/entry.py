@@ -15,6 +15,19 @@ import dataclasses
 from forerun.router.prefix import Node
 from forerun.router.request import Sequence
 
+HEAD_START_SECONDS = 10.0
+"""what a unit of priority is worth: so much earlier a sequence seems to have come"""
+
+Rank = tuple[float, int]
+"""precedence: the lower goes first"""
+
+
+def rank_of(sequence: Sequence, serial: int) -> Rank:
+    """Order of arrival, with a head start for priority. A sequence is therefore overtaken only by those that come within
+    HEAD_START_SECONDS · (their priority − its own) after it, and waits for them alone: the order never changes, nobody starves, and there
+    is nothing to age (an accumulating priority queue in which all wait at equal rates: Kleinrock 1964)."""
+    return sequence.queued_at - HEAD_START_SECONDS * sequence.priority, serial
+
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Entry:
@@ -22,8 +35,8 @@ class Entry:
     prefill, and the first `published` pages are those of the index path that ends at `tip`."""
 
     sequence: Sequence
-    serial: int
-    """order of arrival; kept for life"""
+    rank: Rank
+    """kept for life; whoever ranks first is planned first, admitted first and gives way last"""
     last: int
     """tokens it has when it ends by length"""
     caches: bool

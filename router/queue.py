@@ -10,11 +10,10 @@ import bisect
 import heapq
 import itertools
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 
-from forerun.router.entry import Entry
+from forerun.router.entry import Entry, Rank
 
 _FIRST_STAY_SECONDS = 1.0
 _WEIGHT = 1 / 16
@@ -78,34 +77,29 @@ class Gate:
 
 
 class Waiting:
-    """Sequences that are not running. Those that ran before come first, in order of arrival; then the new ones: of each tenant in order of
-    arrival, and among tenants the one that has fewest sequences running (one tenant: plain first come first served).
-    Adding and removing cost O(1), for those that ran before O(running)."""
+    """Sequences that are not running, in order of rank: those that ran before, and the new ones of each tenant. Among tenants the next is
+    the one that has fewest sequences running, whatever the priorities; one tenant without priorities is first come first served.
+    Adding and removing cost a search and a move of pointers."""
 
     def __init__(self) -> None:
         self._again: list[Entry] = []
-        self._new: dict[str, OrderedDict[Entry, None]] = {}
+        self._new: dict[str, list[Entry]] = {}
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, entry: Entry) -> None:
-        """At the end, or at its old place if it ran before."""
-        if entry.started:
-            bisect.insort(self._again, entry, key=_serial)
-        else:
-            self._new.setdefault(entry.sequence.request.tenant, OrderedDict())[entry] = None
+        queue = self._again if entry.started else self._new.setdefault(entry.sequence.request.tenant, [])
+        bisect.insort(queue, entry, key=_rank)
         self._count += 1
 
     def remove(self, entry: Entry) -> None:
-        if entry.started:
-            self._again.remove(entry)
-        else:
-            tenant = entry.sequence.request.tenant
-            del self._new[tenant][entry]
-            if not self._new[tenant]:
-                del self._new[tenant]
+        tenant = entry.sequence.request.tenant
+        queue = self._again if entry.started else self._new[tenant]
+        del queue[bisect.bisect_left(queue, entry.rank, key=_rank)]
+        if not queue and not entry.started:
+            del self._new[tenant]
         self._count -= 1
 
     @property
@@ -120,17 +114,15 @@ class Waiting:
 
     def first(self, running: Mapping[str, int], most: int) -> list[Entry]:
         """The next `most` in the order in which they should be admitted. `running`: sequences running by tenant."""
-        if len(self._new) <= 1:
-            queues = [self._again, *self._new.values()]
-            return list(itertools.islice(itertools.chain(*queues), most))
-        return [*self._again[:most], *itertools.islice(self._in_turn(running), max(0, most - len(self._again)))]
+        new = self._in_turn(running) if len(self._new) > 1 else itertools.chain(*self._new.values())
+        return list(itertools.islice(heapq.merge(self._again, new, key=_rank), most))
 
     def _in_turn(self, running: Mapping[str, int]) -> Iterator[Entry]:
-        turns: list[tuple[int, int, Entry, Iterator[Entry]]] = []
+        turns: list[tuple[int, Rank, Entry, Iterator[Entry]]] = []
         for tenant, queue in self._new.items():
             queued = iter(queue)
             entry = next(queued)
-            turns.append((running.get(tenant, 0), entry.serial, entry, queued))
+            turns.append((running.get(tenant, 0), entry.rank, entry, queued))
         heapq.heapify(turns)
         while turns:
             count, _, entry, queued = turns[0]
@@ -139,14 +131,14 @@ class Waiting:
             if following is None:
                 heapq.heappop(turns)
             else:
-                heapq.heapreplace(turns, (count + 1, following.serial, following, queued))
+                heapq.heapreplace(turns, (count + 1, following.rank, following, queued))
 
 
 class Deadlines:
     """Entries by deadline. One that ended otherwise is forgotten when its time comes, or when such are the majority."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Entry]] = []
+        self._heap: list[tuple[float, Rank, Entry]] = []
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -156,7 +148,7 @@ class Deadlines:
         if len(self._heap) > 2 * alive + 64:
             self._heap = [item for item in self._heap if not item[2].over]
             heapq.heapify(self._heap)
-        heapq.heappush(self._heap, (deadline, entry.serial, entry))
+        heapq.heappush(self._heap, (deadline, entry.rank, entry))
 
     def overdue(self, now: float) -> list[Entry]:
         """Take out those whose deadline has come."""
@@ -168,5 +160,5 @@ class Deadlines:
         return late
 
 
-def _serial(entry: Entry) -> int:
-    return entry.serial
+def _rank(entry: Entry) -> Rank:
+    return entry.rank

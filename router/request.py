@@ -25,6 +25,7 @@ class Request:
     deadline: float | None = None
     """monotonic time after which the answer is worthless; checked in the queue and at every step"""
     priority: int = 0
+    """higher = sooner: the order of admission (`entry.py`), who gives way, and what its guesses weigh"""
     tenant: str = ""
     """prefix pages are shared only inside one tenant (salt of the page hashes)"""
     adapter: str | None = None
@@ -95,6 +96,10 @@ class Sequence:
     preemptions: int = 0
     cancelled: bool = False
     """nobody wants it any more: its stream must hear nothing"""
+
+    @property
+    def priority(self) -> int:
+        return self.request.priority
 
     @property
     def generated(self) -> int:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import bisect
 
-from forerun.router.entry import Entry
+from forerun.router.entry import Entry, Rank
 
 
 class Rows:
-    """`running` is in order of arrival, the oldest first; the rest of the scheduler relies on it."""
+    """`running` is in order of rank; the rest of the scheduler relies on it."""
 
     def __init__(self, total: int) -> None:
         self.running: list[Entry] = []
@@ -25,10 +25,10 @@ class Rows:
 
     def enter(self, entry: Entry) -> None:
         entry.number = self._free.pop()
-        bisect.insort(self.running, entry, key=_serial)
+        bisect.insort(self.running, entry, key=_rank)
 
     def leave(self, entry: Entry) -> None:
-        del self.running[bisect.bisect_left(self.running, entry.serial, key=_serial)]
+        del self.running[bisect.bisect_left(self.running, entry.rank, key=_rank)]
         self._free.append(entry.number)
         self._dropping.append(entry.number)
         entry.number = -1
@@ -39,5 +39,5 @@ class Rows:
         return dropping
 
 
-def _serial(entry: Entry) -> int:
-    return entry.serial
+def _rank(entry: Entry) -> Rank:
+    return entry.rank

@@ -10,9 +10,10 @@ Plain and synchronous: no I/O and no clock (times are passed in), no text, no de
 Up to two plans are on the way at once. A row with a step on the way is planned again without knowing its tokens; pages are granted
 for as many tokens as may come back. If the worker ended the row meanwhile, it ignores the feed.
 
-Pages are not reserved for what a sequence might become. When they run out, the youngest running sequence gives way and is computed again
-later, prompt and answer; its stream goes on where it was. The oldest is never preempted and always finds its pages, since the
-pool holds the longest sequence: everything that was accepted ends.
+Pages are not reserved for what a sequence might become. When they run out, the running sequence that ranks last (of the lowest priority the
+youngest, see `entry.rank_of`) gives way and is computed again later, prompt and answer; its stream goes on where it was. The first is
+never preempted and always finds its pages, since the pool holds the longest sequence, and everybody is first in the end: everything that
+was accepted ends.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import msgspec
 
 from forerun.messages import Admit, Emit, Feed, Ready, StepPlan, StepResult
 from forerun.router.admission import Admission
-from forerun.router.entry import Entry
+from forerun.router.entry import Entry, rank_of
 from forerun.router.events import Admitted, Ended, Event, Failed, Preempted, Stepped, Tally, Tokens
 from forerun.router.guesses import Allowance, Budget, no_guesses
 from forerun.router.ledger import Ledger
@@ -96,11 +97,11 @@ class Scheduler:
             raise ValueError("a sequence needs a prompt and room for at least one new token")
         if last > self._sizes.longest:
             raise ValueError(f"{last} tokens asked for, at most {self._sizes.longest} can be served: ask for fewer new tokens")
-        entry = Entry(sequence, self._serial, last, caches=request.cache and self._policy.prefix_caching)
-        self._serial += 1
-        self._entries[sequence] = entry
         if now is not None:
             sequence.queued_at = now
+        entry = Entry(sequence, rank_of(sequence, self._serial), last, caches=request.cache and self._policy.prefix_caching)
+        self._serial += 1
+        self._entries[sequence] = entry
         self._waiting.add(entry)
         if request.deadline is not None:
             self._deadlines.add(entry, request.deadline, len(self._entries))
@@ -203,8 +204,8 @@ class Scheduler:
     # Planning
 
     def _choose(self) -> tuple[list[tuple[Entry, list[int]]], list[Entry]]:
-        """Rows that decode in this step, with the pages granted to them, and rows that are behind. Oldest first, so that whoever has
-        to give way was not chosen yet."""
+        """Rows that decode in this step, with the pages granted to them, and rows that are behind. In order of rank, so that whoever
+        has to give way was not chosen yet."""
         decoding: list[tuple[Entry, list[int]]] = []
         behind: list[Entry] = []
         running = self._rows.running
@@ -308,7 +309,7 @@ class Scheduler:
         return Admit(entry.number, list(sequence.tokens), hit, list(entry.pages), params, sequence.request.adapter)
 
     def _preempt(self, entry: Entry) -> None:
-        assert entry is not self._rows.running[0], "the oldest sequence found no pages: it is longer than the pool"
+        assert entry is not self._rows.running[0], "the first sequence found no pages: it is longer than the pool"
         self._stop(entry)
         entry.after = self._number
         entry.blocked = self._ledger.version

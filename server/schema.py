@@ -67,6 +67,10 @@ class GenerateParameters(Struct):
     ] = None
     watermark: Annotated[bool, Meta(description="Watermark the text (arXiv 2301.10226)")] = False
     speculate: Annotated[U32 | None, Meta(description="Most guessed tokens a step for this request; 0 switches speculation off")] = None
+    priority: Annotated[
+        I32 | None,
+        _range("Higher goes first: each unit counts as having come 10 seconds earlier. null means 0", minimum=-100, maximum=100),
+    ] = None
     deadline_ms: Annotated[U32 | None, Meta(description="Give up when the answer is not complete after so many milliseconds")] = None
 
 

@@ -19,6 +19,7 @@ from forerun.server.schema import U64_MAX, GenerateParameters, GenerateRequest
 
 LEG = 1024
 """TGI admits a request when this many new tokens fit, however many were asked for."""
+MOST_PRIORITY = 100
 SMALLEST, LARGEST = 1e-6, 1e6
 """Divisors and factors of logits are kept in here, so that float32 never overflows; beyond, nothing more would change."""
 GOLDEN = 0x9E3779B97F4A7C15
@@ -86,6 +87,8 @@ def check_parameters(inputs: str, p: GenerateParameters, caps: Caps, limits: Lim
         raise invalid(f"`truncate` must be strictly positive and less than {limits.max_input_tokens}. Given: {p.truncate}")
     if p.deadline_ms == 0:
         raise invalid("`deadline_ms` must be strictly positive")
+    if p.priority is not None and abs(p.priority) > MOST_PRIORITY:
+        raise invalid(f"`priority` must be >= -{MOST_PRIORITY} and <= {MOST_PRIORITY}. Given: {p.priority}")
 
 
 def _check_sampling(p: GenerateParameters) -> None:
@@ -194,6 +197,7 @@ class Validator:
             params=params,
             arrived=arrived,
             deadline=None if p.deadline_ms is None else arrived + p.deadline_ms / 1000,
+            priority=p.priority or 0,
             cache=not params.prompt_logprobs,
             speculate=p.speculate,
         )

@@ -20,11 +20,11 @@ class Clock:
 def entry(serial: int, tenant: str = "", started: bool = False) -> Entry:
     params = SamplingParams(0, 1, 1)
     sequence = Sequence(Request(f"r{serial}", [1], params, 0.0, tenant=tenant), params, Stream(), [1])
-    return Entry(sequence, serial, 2, caches=True, started=started)
+    return Entry(sequence, (0.0, serial), 2, caches=True, started=started)
 
 
 def serials(entries: list[Entry]) -> list[int]:
-    return [entry.serial for entry in entries]
+    return [entry.rank[1] for entry in entries]
 
 
 def test_a_permit_is_one_place_and_leaves_once() -> None:

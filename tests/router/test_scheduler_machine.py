@@ -74,6 +74,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "stop_after": st.one_of(st.none(), st.none(), st.integers(1, 5)),
                 "echo": st.sampled_from([False, False, False, True]),
                 "speculate": st.sampled_from([None, None, 0, 2]),
+                "priority": st.sampled_from([0, 0, 1, -1]),
             }
         ),
     )
@@ -90,6 +91,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             cache=data["cache"] and not data["echo"],
             prompt_logprobs=data["echo"],
             speculate=data["speculate"],
+            priority=data["priority"],
             deadline=None if data["wait"] is None else self.driver.now + data["wait"],
         )
 
@@ -163,7 +165,7 @@ def check_books(driver: Driver) -> None:
     assert pool.idle == sum(pool.count(page) == 0 for page in prefix._nodes)
     assert pool.free + pool.idle + pool.used == pool.total
     assert scheduler.outstanding == len(driver.plans) <= 2
-    assert [entry.serial for entry in running] == sorted(entry.serial for entry in running)
+    assert [entry.rank for entry in running] == sorted(entry.rank for entry in running)
     numbers = [entry.number for entry in running]
     assert len(set(numbers)) == len(numbers)
     for entry in running:

@@ -35,6 +35,7 @@ async def test_parameters_are_described_with_their_ranges_and_defaults() -> None
         for name, field in fields.items():
             assert "description" in json.dumps(field), name
         assert "exclusiveMaximum" in json.dumps(fields["top_p"])
+        assert '"minimum": -100' in json.dumps(fields["priority"]) and "10 seconds" in json.dumps(fields["priority"])
 
 
 async def test_security_is_declared_only_with_a_key() -> None:

@@ -245,9 +245,11 @@ async def test_routes_that_are_missing_say_so(path: str) -> None:
 
 async def test_extensions_reach_the_router() -> None:
     async with serve() as front:
-        await front.post("/generate", {"inputs": "x", "parameters": {"max_new_tokens": 1, "speculate": 0, "deadline_ms": 5000}})
+        await front.post(
+            "/generate", {"inputs": "x", "parameters": {"max_new_tokens": 1, "speculate": 0, "deadline_ms": 5000, "priority": 3}}
+        )
         request = front.router.submitted[0].request
-        assert request.speculate == 0
+        assert (request.speculate, request.priority) == (0, 3)
         assert request.deadline is not None and request.deadline - request.arrived == pytest.approx(5.0)
 
 

@@ -53,6 +53,9 @@ STEPS: list[tuple[dict[str, Any], str]] = [
     ({"inputs": ""}, "`inputs` cannot be empty"),
     ({"truncate": 3001}, "`truncate` must be strictly positive and less than 3000. Given: 3001"),
     ({"truncate": 0}, "`truncate` must be strictly positive and less than 3000. Given: 0"),
+    ({"deadline_ms": 0}, "`deadline_ms` must be strictly positive"),
+    ({"priority": 101}, "`priority` must be >= -100 and <= 100. Given: 101"),
+    ({"priority": -101}, "`priority` must be >= -100 and <= 100. Given: -101"),
     ({"inputs": "ÿ" + chr(VOCAB)}, f"tokenizer error token {VOCAB} is not in the model's vocabulary of {VOCAB}"),
     (
         {"inputs": "x" * 3500, "max_new_tokens": 5000},
@@ -102,6 +105,8 @@ async def test_the_first_wrong_thing_is_named(data: st.DataObject) -> None:
         {"stop": ["a"] * 4},
         {"best_of": 2, "top_k": 5},
         {"seed": U64_MAX},
+        {"priority": 100},
+        {"priority": -100},
     ],
 )
 async def test_what_is_just_allowed(edge: dict[str, Any]) -> None:
@@ -153,7 +158,7 @@ def test_absent_parameters() -> None:
 async def test_what_the_worker_is_asked() -> None:
     request = await validated(
         "hello", truncate=3, temperature=0.5, top_k=7, top_p=0.25, typical_p=0.75, repetition_penalty=1.5, frequency_penalty=0.5,
-        watermark=True, seed=9, max_new_tokens=4, deadline_ms=1500, speculate=2, details=True, top_n_tokens=2,
+        watermark=True, seed=9, max_new_tokens=4, deadline_ms=1500, speculate=2, priority=-7, details=True, top_n_tokens=2,
     )  # fmt: skip
     p = request.params
     assert request.tokens == [ord(char) for char in "llo"]
@@ -161,7 +166,7 @@ async def test_what_the_worker_is_asked() -> None:
     assert (p.temperature, p.top_k, p.top_p, p.typical_p) == (0.5, 7, 0.25, 0.75)
     assert (p.repetition_penalty, p.frequency_penalty, p.watermark) == (1.5, 0.5, True)
     assert (p.logprobs, p.top_n, p.prompt_logprobs) == (True, 2, False)
-    assert (request.deadline, request.speculate, request.cache) == (11.5, 2, True)
+    assert (request.deadline, request.speculate, request.priority, request.cache) == (11.5, 2, -7, True)
 
 
 async def test_logprobs_are_computed_only_for_a_reader() -> None:
