@@ -20,7 +20,7 @@ from torch import Tensor
 from forerun.backends.base import Backend, Pool
 from forerun.engine import kv
 from forerun.engine.batch import Batch, build
-from forerun.engine.drafters.choose import census
+from forerun.engine.drafters.choose import by_source, census
 from forerun.engine.drafters.draft import Commit
 from forerun.engine.drafters.speculator import Speculator
 from forerun.engine.models.model import Model, Output
@@ -66,7 +66,8 @@ class Engine:
         rows = sum(share.known for share in shares) + nodes
         verified = time.perf_counter()
         depths = census(share.draft for share in shares) if nodes else []
-        return StepResult(plan.step, emits, _micros(started, drafted), _micros(drafted, verified), rows, nodes, depths)
+        sources = by_source((share.draft, share.accepted) for share in shares) if nodes else []
+        return StepResult(plan.step, emits, _micros(started, drafted), _micros(drafted, verified), rows, nodes, depths, sources)
 
     def inject(self, message: Inject) -> None:
         """`fail`: the row that next reaches `value` generated tokens ends with an error."""
@@ -121,6 +122,7 @@ class Engine:
             picked = choices[first : first + 1 + share.draft.count]
             path = walk(share.draft, [choice.token for choice in picked]) if share.draft.count else []
             emit, used = self._commit(share, picked, path)
+            share.accepted = used
             self._keep(share, used, kept)
             emits.append(emit)
             told.append((fed + emit.tokens[: len(used)], emit.tokens[-1] if len(emit.tokens) > len(used) else None, used))

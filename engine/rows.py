@@ -8,6 +8,7 @@ is ignored, because the front plans ahead.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,6 +104,8 @@ class Share:
     prompt_logprobs: list[float]
     expected: float = 0.0
     """nodes of the draft that are believed to hold"""
+    accepted: Sequence[int] = ()
+    """nodes of the draft that held"""
 
     @property
     def ends(self) -> bool:

@@ -116,7 +116,8 @@ class Emit(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class StepResult(Message, frozen=True, array_like=True, tag="result"):
     """Answer to the plan of the same `step`. Times in microseconds. `rows`: rows of the target's forward; `nodes`: guessed ones;
-    `depths[d]`: how many of those stand d + 1 steps behind their root."""
+    `depths[d]`: how many of those stand d + 1 steps behind their root. `sources`: where several drafters are joined, for each in the order
+    of `Ready.drafter` the nodes that it proposed, and those of them that were accepted, by depth as well."""
 
     step: int
     emit: list[Emit] = []
@@ -125,6 +126,7 @@ class StepResult(Message, frozen=True, array_like=True, tag="result"):
     rows: int = 0
     nodes: int = 0
     depths: list[int] = []
+    sources: list[tuple[list[int], list[int]]] = []
 
 
 class Start(Message, frozen=True, array_like=True, tag="start"):

@@ -19,8 +19,8 @@ from forerun.router.request import Failure, Run, Sequence
 class Tally(msgspec.Struct, frozen=True):
     """A finished step in numbers. `prefill_tokens`: known tokens fed by rows that were still behind. `decode_rows`: rows that fed one known
     token to get the next. `tokens`: committed. `drafted`, `accepted`: guesses. Of the decoding rows that brought something: `roots` counts
-    them, `asked` those that might guess, `read` their tokens before the step. `accepted_at[d]`: rows whose guess d + 1 steps behind the
-    root was accepted."""
+    them, `asked` those that might guess, `drafts` those that did, `read` their tokens before the
+    step. `accepted_at[d]`: rows whose guess d + 1 steps behind the root was accepted."""
 
     step: int
     prefill_tokens: int
@@ -32,6 +32,7 @@ class Tally(msgspec.Struct, frozen=True):
     asked: int = 0
     read: int = 0
     accepted_at: list[int] = []
+    drafts: int = 0
 
 
 class Listener(Protocol):

@@ -38,8 +38,8 @@ class Budget(Protocol):
 @dataclasses.dataclass(frozen=True, slots=True)
 class Round:
     """A finished step. `roots`: rows that decoded, each of which brings a token without any guess. `rows`: of the forward, `nodes` of them
-    guesses and `prefill_tokens` prompt. `asked`: sequences that might have guesses. `read`: tokens of all that decoded. `tokens`:
-    committed. `draft_seconds` are part of `seconds`."""
+    guesses and `prefill_tokens` prompt. `asked`: sequences that might have guesses, `drafts`: that had some. `read`: tokens of all that
+    decoded. `tokens`: committed. `draft_seconds` are part of `seconds`."""
 
     roots: int
     rows: int
@@ -50,24 +50,44 @@ class Round:
     seconds: float
     draft_seconds: float
     prefill_tokens: int = 0
+    drafts: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Guard:
+    """A breaker: "closed", "half-open" or "open". `openings`: how often it opened. `wait`: rounds of its last wait. `short`: plain rounds
+    that guesses have lost so far, as long as it is not believed."""
+
+    state: str
+    openings: int
+    wait: int
+    short: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a controller thinks, for metrics and people. `budget`, `asked`, `price`: of the last step that had guesses: nodes, sequences,
-    λ. `gain`: tokens a second over those of plain decoding, as expected. `expected_seconds`, `surprise`: of the last step without prompts,
-    and measured over expected. `drift`: how much slower (> 1) the machine is than when it was profiled. `guards`: state by least number of
-    sequences."""
+    """What a controller thinks, for metrics and people. `budget`, `asked`, `price`: nodes, sequences and λ of the last step that had
+    guesses. `guessing`: whether the last step might have some. `gain`: tokens a second over those of plain decoding, as expected.
+    `expected_seconds`, `measured_seconds`, `surprise`: of the last step without prompts, and their ratio as steps have it. `drift`: how
+    much slower (> 1) the machine is than when it was profiled. `guards`: by least number of sequences. `costs`: (rows, seconds by the
+    profile, seconds now) of steps of one sequence without context. `drafting[n]`: seconds of drafting for n sequences. `honesty`: guesses
+    that hold for each that the worker expects to. `earned`: mean accepted guesses of an ask."""
 
     controller: str
+    guessing: bool = False
     budget: int = 0
     asked: int = 0
     price: float = 0.0
     gain: float = 1.0
     expected_seconds: float = 0.0
+    measured_seconds: float = 0.0
     surprise: float = 1.0
     drift: float = 1.0
-    guards: dict[int, str] = dataclasses.field(default_factory=dict)
+    guards: dict[int, Guard] = dataclasses.field(default_factory=dict)
+    costs: list[tuple[int, float, float]] = dataclasses.field(default_factory=list)
+    drafting: list[float] = dataclasses.field(default_factory=list)
+    honesty: float = 1.0
+    earned: float = 0.0
 
 
 class Controller(Budget, Protocol):

@@ -25,9 +25,12 @@ class StepReport:
     verify_us: int
     asked: int = 0
     """rows that might have had guesses"""
-    drafted_at: list[int] = dataclasses.field(default_factory=list)
+    drafts: int = 0
+    """rows that had some"""
     accepted_at: list[int] = dataclasses.field(default_factory=list)
-    """guesses verified, and rows whose guess was accepted, 1, 2, … steps behind the newest token"""
+    """rows whose guess was accepted, 1, 2, … steps behind the newest token"""
+    sources: list[tuple[list[int], list[int]]] = dataclasses.field(default_factory=list)
+    """for each drafter: guesses that were verified and guesses that were accepted, by depth as well"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -164,7 +164,7 @@ class Scheduler:
         step = self._steps.popleft()
         self._landed = step.number
         emits = {emit.row: emit for emit in result.emit}
-        tokens = drafted = accepted = roots = asked = read = 0
+        tokens = drafted = accepted = roots = asked = read = drafts = 0
         accepted_at: list[int] = []
         for place, fed in enumerate(step.fed):
             entry = fed.entry
@@ -181,13 +181,14 @@ class Scheduler:
                 if place < step.decode_rows:
                     roots += 1
                     asked += fed.guess > 0
+                    drafts += emit.drafted > 0
                     read += len(entry.sequence.tokens)
                     if emit.accepted:
                         _count(accepted_at, emit.accepted)
             self._land(fed, emit, now)
         self._pace.stepped(step.prefill_tokens, (result.draft_us + result.verify_us) / 1e6)
-        tally = Tally(step.number, step.prefill_tokens, step.decode_rows, tokens, drafted, accepted, roots, asked, read, accepted_at)
-        self._events.append(Stepped(tally))
+        counts = tokens, drafted, accepted, roots, asked, read, accepted_at, drafts
+        self._events.append(Stepped(Tally(step.number, step.prefill_tokens, step.decode_rows, *counts)))
         return self.take_events()
 
     def _open(self, ready: Ready, singly: bool = False) -> None:

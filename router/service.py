@@ -19,8 +19,9 @@ from forerun.config import Config
 from forerun.messages import Inject, Progress, Ready, SamplingParams, Start
 from forerun.router import limits as limit_rules
 from forerun.router.balance import Balance
+from forerun.router.controller.journal import View
 from forerun.router.controller.make import make
-from forerun.router.guesses import Controller, Snapshot
+from forerun.router.guesses import Controller
 from forerun.router.limits import LimitError as LimitError
 from forerun.router.limits import Limits as Limits
 from forerun.router.link import Death, Link
@@ -150,9 +151,9 @@ class Router:
             page_tokens=max((load.page_tokens for load in loads), default=1),
         )
 
-    def speculation(self) -> list[Snapshot]:
-        """What the controller of each replica thinks."""
-        return [replica.speculation() for replica in self._replicas]
+    def look(self) -> list[View]:
+        """What the controller of each replica thinks, and what it was told lately."""
+        return [replica.look() for replica in self._replicas]
 
     def inject(self, message: Inject) -> None:
         """Test hook. Raises PermissionError unless the server was started with test faults."""

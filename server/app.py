@@ -12,6 +12,7 @@ from aiohttp import http_exceptions, web
 
 from forerun import __version__
 from forerun.config import Config
+from forerun.router.controller.journal import View
 from forerun.router.service import Router
 from forerun.server import schema
 from forerun.server.desk import Desk
@@ -101,6 +102,7 @@ def _questions(health: Health, pages: Pages) -> list[Operation]:
     return [
         Operation("GET", "/info", "get_model_info", pages.info, "Model and limits", answer=schema.Info, errors=loading),
         Operation("GET", "/metrics", "metrics", pages.metrics, "Prometheus metrics", text="text/plain"),
+        Operation("GET", "/debug/speculation", "speculation", pages.speculation, "What the controller thinks", answer=list[View]),
         probe("/", "root_health", health.health, "Can requests be sent?"),
         probe("/health", "health", health.health, "Can requests be sent?"),
         probe("/ping", "ping", health.health, "Can requests be sent? (SageMaker)"),

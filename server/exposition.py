@@ -2,7 +2,7 @@
 
 The official client library appends `_total` to every counter, which would rename TGI's series, and its histogram is too slow to be
 called for each token; these are a few additions each. All run on the event loop, so there are no locks. Labels are fixed when a family
-is made, so that every series exists from the first scrape. Knows no metric by name.
+is made, so that every series exists from the first scrape, except in a `Family`. Knows no metric by name.
 """
 
 from __future__ import annotations
@@ -89,6 +89,23 @@ class SmallIntegers:
         return 0
 
 
+class Family:
+    """Series of one name, made when their labels are first asked for."""
+
+    def __init__(self, all: list[Series]) -> None:
+        self._all = all
+        self._known: dict[tuple[str, ...], Series] = {}
+
+    def series(self, **labels: str) -> Series:
+        key = tuple(labels.values())
+        found = self._known.get(key)
+        if found is None:
+            escaped = {name: value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") for name, value in labels.items()}
+            found = self._known[key] = Series("{" + ",".join(f'{name}="{value}"' for name, value in escaped.items()) + "}")
+            self._all.append(found)
+        return found
+
+
 Metric = Series | Histogram | SmallIntegers
 
 
@@ -123,6 +140,12 @@ class Exposition:
         self._families.append((name, help, "summary", [], [made]))
         return made
 
+    def family(self, name: str, help: str, kind: str) -> Family:
+        """A counter or gauge whose labels are not known yet. It is on the page as soon as it has a series."""
+        series: list[Series] = []
+        self._families.append((name, help, kind, series, []))
+        return Family(series)
+
     def text(self) -> str:
         return "\n".join(self._lines()) + "\n"
 
@@ -133,6 +156,8 @@ class Exposition:
 
     def _lines(self) -> Iterator[str]:
         for name, help, kind, series, distributions in self._families:
+            if not series and not distributions:
+                continue
             yield f"# HELP {name} {help}"
             yield f"# TYPE {name} {kind}"
             for one in series:

@@ -16,6 +16,7 @@ from forerun.router.observer import Load, StepReport
 from forerun.router.service import Limits
 from forerun.server.errors import ApiError
 from forerun.server.exposition import Exposition, Histogram
+from forerun.server.speculation import SpeculationMetrics
 from forerun.server.timing import Timing
 
 DURATIONS = list(itertools.accumulate([1.5] * 35, operator.mul, initial=0.0001))[1:]
@@ -127,6 +128,7 @@ class BatchMetrics:
         self._prefilled = page.counter("forerun_prefill_tokens_total", "Prompt tokens computed")
         self._drafted = page.counter("forerun_drafted_tokens_total", "Tokens guessed")
         self._accepted = page.counter("forerun_accepted_tokens_total", "Guesses that came true")
+        self.speculation = SpeculationMetrics(page)
         self.committed_steps = 0
         """steps that committed a token; whoever waits for a sign of life watches it grow"""
 
@@ -158,6 +160,7 @@ class BatchMetrics:
         self._prefilled.add(report.prefill_tokens)
         self._drafted.add(report.drafted)
         self._accepted.add(report.accepted)
+        self.speculation.stepped(report)
         self.committed_steps += report.tokens > 0
 
     def prefix(self, hit_tokens: int, prompt_tokens: int) -> None:

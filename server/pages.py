@@ -1,4 +1,4 @@
-"""What is read, not generated: `/info`, `/metrics`, `/docs`, the OpenAPI document, and the routes that are not served."""
+"""What is read, not generated: `/info`, `/metrics`, `/debug/speculation`, `/docs` and its document, and the routes that are not served."""
 
 from __future__ import annotations
 
@@ -34,7 +34,12 @@ class Pages:
     async def metrics(self, http: web.Request) -> web.Response:
         if self._router.limits is not None:
             self._metrics.requests.size(self._router.limits)
+        self._metrics.batch.speculation.look(self._router.ready, self._router.look(), self._config.model.model_id)
         return web.Response(text=self._metrics.text(), content_type="text/plain", charset="utf-8")
+
+    async def speculation(self, http: web.Request) -> web.Response:
+        """What the controllers think, for people who wonder why there are so many guesses or so few."""
+        return web.Response(body=msgspec.json.encode(self._router.look()), content_type="application/json")
 
     async def docs(self, http: web.Request) -> web.Response:
         return web.Response(body=_DOCS, content_type="text/html", charset="utf-8")

@@ -62,6 +62,7 @@ def keep(draft: Draft, nodes: Sequence[int]) -> Draft:
         [place[parent] if parent >= 0 else -1 for parent in parents],
         [draft.confidence[node] for node in nodes],
         [draft.probe[node] for node in nodes],
+        [draft.source[node] for node in nodes] if draft.source else (),
     )
 
 
@@ -73,4 +74,22 @@ def census(drafts: Iterable[Draft]) -> list[int]:
             if depth > len(found):
                 found.append(0)
             found[depth - 1] += 1
+    return found
+
+
+def by_source(drafts: Iterable[tuple[Draft, Sequence[int]]]) -> list[tuple[list[int], list[int]]]:
+    """For each of several drafters, in the order in which they are named: nodes that it proposed, and those of them that were accepted,
+    1, 2, … steps behind their root. `drafts`: each with its accepted nodes. A node that two of them proposed counts for both."""
+    found: list[tuple[list[int], list[int]]] = []
+    for draft, accepted in drafts:
+        if not draft.source:
+            continue
+        for node, (bits, depth) in enumerate(zip(draft.source, draft.depths())):
+            for source in range(bits.bit_length()):
+                if bits >> source & 1:
+                    while source >= len(found):
+                        found.append(([], []))
+                    for counts, counted in zip(found[source], (True, node in accepted)):
+                        counts += [0] * (depth - len(counts))
+                        counts[depth - 1] += counted
     return found

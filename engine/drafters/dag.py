@@ -178,6 +178,7 @@ class Dag:
             [place[merged.parent[node]] for node in order],
             [rate[cells[node]] for node in order],
             [merged.probe[node] for node in order],
+            [merged.sources[node] for node in order],
         )
 
     def _merge(self, asked: list[tuple[_Source, Draft]]) -> _Merged:

@@ -11,7 +11,8 @@ There is no rollback verb and no prefill verb.
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -24,6 +25,8 @@ class Draft:
     parent: list[int]
     confidence: list[float]
     probe: list[bool]
+    source: Sequence[int] = ()
+    """bits of the drafters that proposed each node, where there are several (bit 0: the first named); empty = the only one"""
 
     @property
     def count(self) -> int:
@@ -70,6 +73,7 @@ def prune(draft: Draft, room: Room) -> Draft:
     parent: list[int] = []
     confidence: list[float] = []
     probe: list[bool] = []
+    source: list[int] = []
     place: list[int] = []
     depth: list[int] = []
     survival: list[float] = []
@@ -87,7 +91,8 @@ def prune(draft: Draft, room: Room) -> Draft:
         parent.append(-1 if p < 0 else place[p])
         confidence.append(c)
         probe.append(b)
-    return draft if len(token) == draft.count else Draft(token, parent, confidence, probe)
+        source += draft.source[i : i + 1]
+    return draft if len(token) == draft.count else Draft(token, parent, confidence, probe, source)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -63,6 +63,10 @@ class CostTable:
         """Seconds that such a step is expected to take now."""
         return self.profiled(rows, segments, read, scored) * self.factor(rows)
 
+    def table(self) -> list[tuple[int, float, float]]:
+        """(rows, seconds by the profile, seconds now) of steps of one sequence with next to no context, where they were measured."""
+        return [(rows, self.profiled(rows), self.seconds(rows)) for rows, _ in self.costs.steps if rows < len(self._base)]
+
     def climb(self, rows: int, more: int, seconds: float, hopeful: bool = False) -> list[float]:
         """What 1, 2, … `more` rows on top of `rows` add to a step that takes `seconds`; never less than nothing. Sizes that were not seen
         for long are taken to be as cheap as they may be, or nobody would ever look again."""

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import math
 
+from forerun.router.guesses import Guard
+
 _SLACK = 0.01
 _SHORT, _SURE = 2.0, 3.0
 _SHORT_AGAIN, _SURE_AGAIN = 0.5, 1.5
@@ -45,6 +47,9 @@ class Breaker:
         self._square = 4.0
         """of a round's shortfall"""
         self._seen = _PRIOR
+
+    def view(self) -> Guard:
+        return Guard(self.state, self.openings, self._wait if self.openings else 0, round(self._short, 3))
 
     def allows(self) -> bool:
         """Asked once before each round of this bucket."""

@@ -33,6 +33,8 @@ FIRST_NODES, GROWTH = 32, 4
 """a step may have so many nodes, and so many times what is usual"""
 SURE = 2.0
 """standard deviations by which guessing must be ahead for nobody to look whether it is"""
+_SHOWN = 32
+"""sequences up to which a snapshot says what drafting takes"""
 _OUTLIER = 5.0
 """A step that took longer than expected by more than so many usual surprises says nothing about guesses: the guard sees no more than
 that."""
@@ -64,14 +66,13 @@ class Price:
         """prompt tokens of the last step: there may be as many in the next"""
         self._last = Allowance([], 0)
         self._gain = 1.0
-        self._expected = 0.0
+        self._expected = self._measured = 0.0
 
     def __call__(self, sequences: list[Sequence]) -> Allowance | None:
         self._round += 1
         roots = len(sequences)
-        if self._most <= 0 or not roots or (self._cutoff is not None and roots > self._cutoff):
-            return None
-        allowance = self._allow(sequences) if self._breaker(roots).allows() else None
+        may = self._most > 0 and roots > 0 and (self._cutoff is None or roots <= self._cutoff)
+        allowance = self._allow(sequences) if may and self._breaker(roots).allows() else None
         if allowance is None:
             self._plain_round = self._round
         return allowance
@@ -91,7 +92,7 @@ class Price:
         self._learn(max(0.0, verifying - plain) / max(1, round.nodes))
         if round.prefill_tokens:
             return
-        self._expected = verifying + round.draft_seconds
+        self._expected, self._measured = verifying + round.draft_seconds, round.seconds
         costs.correct(round.seconds - round.draft_seconds, round.rows, roots, read, scored)
         if round.asked:
             breaker = self._breaker(roots)
@@ -116,8 +117,23 @@ class Price:
     def snapshot(self) -> Snapshot:
         last, costs = self._last, self._costs
         asked = sum(guess > 0 for guess in last.guess)
-        guards = {least: breaker.state for least, breaker in sorted(self._breakers.items())}
-        return Snapshot("price", last.total, asked, last.price, self._gain, self._expected, costs.surprise, costs.drift, guards)
+        return Snapshot(
+            "price",
+            guessing=self._plain_round != self._round,
+            budget=last.total,
+            asked=asked,
+            price=last.price,
+            gain=self._gain,
+            expected_seconds=self._expected,
+            measured_seconds=self._measured,
+            surprise=costs.surprise,
+            drift=costs.drift,
+            guards={least: breaker.view() for least, breaker in sorted(self._breakers.items())},
+            costs=costs.table(),
+            drafting=self._drafting.seconds(_SHOWN),
+            honesty=self._honesty.factor,
+            earned=self._all.accepted,
+        )
 
     def _allow(self, sequences: list[Sequence]) -> Allowance | None:
         roots = len(sequences)

@@ -36,7 +36,8 @@ class Fixed:
         return None
 
     def snapshot(self) -> Snapshot:
-        return Snapshot(type(self).__name__.lower(), self._last.total, sum(guess > 0 for guess in self._last.guess))
+        asked = sum(guess > 0 for guess in self._last.guess)
+        return Snapshot(type(self).__name__.lower(), self._last.total > 0, self._last.total, asked)
 
 
 class Aimd(Fixed):

@@ -15,6 +15,7 @@ from aiohttp import web
 from forerun.config import Config
 from forerun.engine import echo
 from forerun.messages import Inject, Progress, Ready, SamplingParams
+from forerun.router.controller.journal import View
 from forerun.router.observer import Load
 from forerun.router.request import Failure, Request, Run, Sequence, TokenStream
 from forerun.router.service import Limits, Phase, Refused
@@ -89,6 +90,7 @@ class FakeRouter:
         self.step_seconds = step_seconds
         self.inside = 0
         self.beat = 0.0
+        self.views: list[View] = []
         self.submitted: list[Sequence] = []
         self.cancelled: list[Sequence] = []
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -118,6 +120,9 @@ class FakeRouter:
 
     def load(self) -> Load:
         return Load(0, self.running, 0, 0, 64, 16)
+
+    def look(self) -> list[View]:
+        return self.views
 
     def inject(self, message: Inject) -> None: ...
 

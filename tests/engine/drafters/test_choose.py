@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.engine.drafters.choose import census, choose, keep, survivals
-from forerun.engine.drafters.draft import Draft
+from forerun.engine.drafters.choose import by_source, census, choose, keep, survivals
+from forerun.engine.drafters.draft import Draft, Room, prune
 
 
 @st.composite
@@ -80,6 +80,15 @@ def test_it_looks_behind_a_stair() -> None:
 def test_nodes_are_counted_by_depth() -> None:
     tree = Draft([1, 2, 3, 4], [-1, -1, 0, 2], [1.0] * 4, [False] * 4)
     assert census([tree, Draft.chain([5, 6]), Draft.none()]) == [3, 2, 1]
+
+
+def test_nodes_are_counted_for_those_who_proposed_them() -> None:
+    """Node 0 comes from both, node 1 from the first, node 2, behind node 0, from the second."""
+    tree = Draft([1, 2, 3], [-1, -1, 0], [0.9, 0.8, 0.7], [False] * 3, [3, 1, 2])
+    assert by_source([(tree, [0, 2]), (Draft.chain([5]), [0])]) == [([2], [1]), ([1, 1], [1, 1])]
+    assert by_source([(keep(tree, [0, 2]), [])]) == [([1], [0]), ([1, 1], [0, 0])]
+    pruned = prune(Draft([1, 99, 3], [-1, -1, 0], [0.9, 0.8, 0.7], [False] * 3, [3, 1, 2]), Room(8, 8, 50, 0.0))
+    assert pruned.token == [1, 3] and list(pruned.source) == [3, 2]
 
 
 def test_a_few_likely_tokens_are_not_left_to_plain_steps() -> None:

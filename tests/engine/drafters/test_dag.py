@@ -51,7 +51,10 @@ def test_the_union_of_all_paths_best_first(drafts: list[Draft], most: int) -> No
     alive = survival(whole)
     assert alive == sorted(alive, reverse=True) or alive == pytest.approx(sorted(alive, reverse=True))
     part = dag.propose([0], [most])[0]
-    assert part == Draft(whole.token[:most], whole.parent[:most], whole.confidence[:most], whole.probe[:most])
+    lists = whole.token, whole.parent, whole.confidence, whole.probe, list(whole.source)
+    assert part == Draft(*(one[:most] for one in lists))
+    for bits, path in zip(whole.source, whole.paths()):
+        assert bits == sum(1 << i for i, draft in enumerate(drafts) if path in draft.paths())
     assert all(-1 <= parent < i for i, parent in enumerate(whole.parent))
 
 
