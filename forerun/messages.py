@@ -93,6 +93,10 @@ class StepPlan(Message, frozen=True, array_like=True, tag="plan"):
     toll: list[float] = []
     entry_price: float = 0.0
     discount: float = 1.0
+    goodput: float = 0.0
+    """tokens a second that the replica makes, which a second of drafting is worth; 0 = not known"""
+    weights: dict[int, float] = {}
+    """by row: what a guessed token of it is worth where that is not one"""
 
 
 class Emit(msgspec.Struct, frozen=True, array_like=True, gc=False):

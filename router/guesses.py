@@ -27,6 +27,8 @@ class Allowance:
     """share of the tolls that guesses must bring where none would be kept otherwise"""
     goodput: float = 0.0
     """tokens a second that the replica makes: what its time is worth to whoever may spend some"""
+    weights: list[float] = dataclasses.field(default_factory=list)
+    """what a guessed token of each sequence is worth; empty = one"""
 
 
 class Budget(Protocol):

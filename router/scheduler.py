@@ -155,7 +155,9 @@ class Scheduler:
         self._number = step.number
         self._steps.append(step)
         drops = self._rows.drops()
-        return StepPlan(step.number, admit, feed, drops, guesses.total, guesses.price, guesses.toll, guesses.entry_price, guesses.discount)
+        prices = guesses.price, guesses.toll, guesses.entry_price, guesses.discount, guesses.goodput
+        weights = {entry.number: weight for (entry, _), weight in zip(decoding, guesses.weights)}
+        return StepPlan(step.number, admit, feed, drops, guesses.total, *prices, weights)
 
     def apply(self, result: StepResult, now: float) -> list[Event]:
         """Take in the result of the oldest plan on the way. Returns everything that happened since the last call."""

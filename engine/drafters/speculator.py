@@ -82,8 +82,9 @@ class Speculator:
             self._trust.settle(row.number, row.tokens)
             survival.append(self._trust.offer(row.number, share.draft, len(row.tokens)))
             own = plan.entry_price * len(row.tokens)
-            worth.append([value - own for value in survival[-1]])
-        for share, values, nodes in zip(shares, survival, choose(worth, plan.toll, plan.discount)):
+            weight = plan.weights.get(row.number, 1.0)
+            worth.append([weight * value - own for value in survival[-1]])
+        for share, values, nodes in zip(shares, survival, choose(worth, plan.toll[: self._step_nodes], plan.discount)):
             share.draft = keep(share.draft, nodes)
             share.expected = sum(values[node] for node in nodes)
 

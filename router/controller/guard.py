@@ -62,7 +62,7 @@ class Breaker:
         self._short, self._rounds = 0.0, 0
         return True
 
-    def observe(self, tokens: int, seconds: float, plain_tokens: int, plain_seconds: float) -> bool:
+    def observe(self, tokens: float, seconds: float, plain_tokens: int, plain_seconds: float) -> bool:
         """A finished round with guesses: what it brought, and what a plain one would have. Returns whether it opened or closed."""
         if seconds <= 0.0 or plain_seconds <= 0.0 or plain_tokens <= 0 or self.state == "open":
             return False

@@ -17,6 +17,7 @@ from forerun.router.controller.cost import Costs, CostTable
 from forerun.router.controller.drafting import Drafting
 from forerun.router.controller.guard import Breaker
 from forerun.router.controller.toll import MOST, Tolls, tolls
+from forerun.router.controller.weight import weights
 from forerun.router.controller.yields import Honesty, Mean, Yield
 from forerun.router.guesses import Allowance, Round, Snapshot
 from forerun.router.request import Sequence
@@ -62,6 +63,8 @@ class Price:
         self._honesty = Honesty()
         self._landed: list[tuple[Sequence, int, int, float]] = []
         """(sequence, nodes, accepted, expected) of the step that is being told"""
+        self._weighing = False
+        """the last sequences had priorities"""
         self._prompts = 0
         """prompt tokens of the last step: there may be as many in the next"""
         self._last = Allowance([], 0)
@@ -89,7 +92,7 @@ class Price:
         scored = read + round.nodes * read // roots
         plain = costs.seconds(round.rows - round.nodes, roots, read, read)
         verifying = costs.seconds(round.rows, roots, read, scored)
-        self._learn(max(0.0, verifying - plain) / max(1, round.nodes))
+        urgent = self._learn(max(0.0, verifying - plain) / max(1, round.nodes))
         if round.prefill_tokens:
             return
         self._expected, self._measured = verifying + round.draft_seconds, round.seconds
@@ -97,11 +100,13 @@ class Price:
         if round.asked:
             breaker = self._breaker(roots)
             seconds = min(round.seconds, (1 + _OUTLIER * costs.usual_surprise) * self._expected)
-            if breaker.observe(round.tokens, seconds, roots, plain) and self._changed:
+            if breaker.observe(round.tokens + urgent, seconds, roots, plain) and self._changed:
                 self._changed(_least(roots), breaker.state)
 
-    def _learn(self, seconds: float) -> None:
-        """What came of the asks of a step in which each node took so many seconds."""
+    def _learn(self, seconds: float) -> float:
+        """What came of the asks of a step in which each node took so many seconds. Returns what accepted guesses were worth beyond one
+        token each, for being urgent."""
+        urgent = 0.0
         for sequence, nodes, accepted, expected in self._landed:
             known = self._yields.get(sequence)
             if known is not None:
@@ -109,7 +114,9 @@ class Price:
                 earned = self._honesty.factor * expected if expected else accepted
                 known.mean.observe(nodes, earned, nodes * seconds)
                 self._all.observe(nodes, earned, nodes * seconds)
+                urgent += (known.weight - 1.0) * accepted
         self._landed = []
+        return urgent
 
     def forget(self, sequence: Sequence) -> None:
         self._yields.pop(sequence, None)
@@ -139,6 +146,7 @@ class Price:
         roots = len(sequences)
         read = sum([len(sequence.tokens) for sequence in sequences])
         known = [self._yields.get(sequence) or self._open(sequence) for sequence in sequences]
+        weighed = self._weigh(sequences, known)
         drafting = self._drafting.seconds(roots)
         goodput, nodes = self._outlook(known, read, drafting)
         if self._looks_at_plain(roots, nodes):
@@ -149,14 +157,25 @@ class Price:
         # No more than may be of use soon; each entry takes time.
         most = min(MOST, roots * self._most, FIRST_NODES + GROWTH * round(nodes))
         climb = self._costs.climb(rows, most, plain, hopeful)
-        charged = tolls(climb, goodput, self._costs.costs.score_seconds * self._costs.factor(rows))
+        entry_seconds = self._costs.costs.score_seconds * self._costs.factor(rows)
+        charged = tolls(climb, goodput, entry_seconds, max(weighed, default=1.0))
         self._ask(known, goodput, goodput * plain / roots, drafting)
         guess = [self._limit(sequence, charged) if one.asked else 0 for sequence, one in zip(sequences, known)]
         total = min(sum(guess), len(charged.toll))
         if not total:
             return None
-        self._last = Allowance(guess, total, charged.price(nodes), charged.toll[:total], charged.entry, min(1.0, 1 / self._gain), goodput)
+        discount = min(1.0, 1 / self._gain)
+        self._last = Allowance(guess, total, charged.price(nodes), charged.toll[:total], charged.entry, discount, goodput, weighed)
         return self._last
+
+    def _weigh(self, sequences: list[Sequence], known: list[Yield]) -> list[float]:
+        """Set what the guesses of each sequence are worth. Empty: as much as each other's."""
+        weighed = weights([sequence.request.priority for sequence in sequences])
+        if weighed or self._weighing:
+            for one, weight in zip(known, weighed or [1.0] * len(known)):
+                one.weight = weight
+        self._weighing = bool(weighed)
+        return weighed
 
     def _outlook(self, known: list[Yield], read: int, drafting: list[float]) -> tuple[float, float]:
         """Tokens a second and nodes to expect of a step without prompts, if the same sequences are asked about as in the last."""
@@ -166,7 +185,7 @@ class Price:
         asked = 0
         for one in known:
             if one.asked:
-                accepted += one.mean.accepted
+                accepted += one.weight * one.mean.accepted
                 nodes += one.mean.nodes
                 seconds += one.mean.seconds
                 asked += 1

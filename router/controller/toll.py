@@ -35,10 +35,11 @@ class Tolls:
         return self.toll[n - 1] / n
 
 
-def tolls(climb: list[float], goodput: float, entry_seconds: float) -> Tolls:
-    """`climb[n]`: seconds that n + 1 guesses add to the step. `goodput`: tokens a second. `entry_seconds`: a position scored by one row."""
+def tolls(climb: list[float], goodput: float, entry_seconds: float, worth: float = 1.0) -> Tolls:
+    """`climb[n]`: seconds that n + 1 guesses add to the step. `goodput`: tokens a second. `entry_seconds`: a position scored by one row.
+    `worth`: of a guess that holds, at the most."""
     toll = [max(seconds * goodput, least) for seconds, least in zip(climb, _FLOORS)]
-    # A guess brings a token at the most: where the last ones cost more than that, they are never kept.
-    while toll and toll[-1] - (toll[-2] if len(toll) > 1 else 0.0) >= 1.0:
+    # A guess brings one token: where the last ones cost more than that is worth, they are never kept.
+    while toll and toll[-1] - (toll[-2] if len(toll) > 1 else 0.0) >= worth:
         toll.pop()
     return Tolls(toll, entry_seconds * goodput)

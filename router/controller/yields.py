@@ -59,12 +59,14 @@ class Honesty:
 
 
 class Yield:
-    """Of one sequence. `all`: of all sequences so far. `asked`: in the last step. `due`: round in which it is asked about again even if it
+    """Of one sequence. `all`: of all sequences so far. `asked`: in the last step. `weight`: what its guesses are worth beside
+    those of the others. `due`: round in which it is asked about again even if it
     is not worth it."""
 
-    __slots__ = ("asked", "due", "mean")
+    __slots__ = ("asked", "due", "mean", "weight")
 
     def __init__(self, all: Mean) -> None:
+        self.weight = 1.0
         self.mean = Mean(_MEMORY)
         self.mean.weight = _PRIOR
         self.mean.accepted, self.mean.nodes, self.mean.seconds = all.accepted, all.nodes, all.seconds
@@ -73,7 +75,7 @@ class Yield:
 
     def worth(self, goodput: float) -> float:
         """Tokens that an ask earns beyond what could have been had in the time its nodes took, at so many tokens a second."""
-        return self.mean.accepted - goodput * self.mean.seconds
+        return self.weight * self.mean.accepted - goodput * self.mean.seconds
 
     def pause(self, round: int, loss: float) -> None:
         """`loss`: what an ask costs more than it brings, as a share of the tokens that the sequence makes in a step."""

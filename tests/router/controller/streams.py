@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
+from forerun.engine.drafters.choose import choose
 from forerun.messages import SamplingParams
 from forerun.router.controller.cost import Costs
 from forerun.router.guesses import Allowance, Controller, Round
@@ -34,10 +35,11 @@ def sequence(tokens: int = 50, speculate: int | None = None) -> Sequence:
 
 class World:
     """A worker in a few lines: a chain of guesses for everybody who may have some, each right with `chance`, and steps that take what the
-    costs say."""
+    costs say. `frugal`: it keeps of them what is worth its toll; otherwise all."""
 
-    def __init__(self, chance: float = 0.7, seed: int = 0, draft_seconds: float = 3e-5) -> None:
+    def __init__(self, chance: float = 0.7, seed: int = 0, draft_seconds: float = 3e-5, frugal: bool = False) -> None:
         self.chance = chance
+        self.frugal = frugal
         self.draft_seconds = draft_seconds
         self.slow = 1.0
         self.plain = self.asked = 0
@@ -47,14 +49,15 @@ class World:
         allowance = controller(sequences)
         guess = allowance.guess if allowance else [0] * len(sequences)
         nodes = accepted = 0
-        for one, most in zip(sequences, guess):
+        asked = sum(most > 0 for most in guess)
+        kept = self._kept(allowance) if allowance and self.frugal else guess
+        for one, may, most in zip(sequences, guess, kept):
             held = next((n for n in range(most) if self._dice.random() >= self.chance), most)
-            if most:
+            if may:
                 expected = sum(self.chance ** (n + 1) for n in range(most))
                 controller.landed(one, most, held, expected)
             nodes, accepted = nodes + most, accepted + held
             one.tokens.extend([0] * (1 + held))
-        asked = sum(most > 0 for most in guess)
         rows = len(sequences) + nodes + prefill
         drafting = asked * self.draft_seconds
         seconds = seconds_of(rows) * self.slow * self._dice.uniform(0.97, 1.03) + drafting
@@ -63,6 +66,11 @@ class World:
         self.plain += not asked
         self.asked += asked
         return allowance
+
+    def _kept(self, allowance: Allowance) -> list[int]:
+        weights = allowance.weights or [1.0] * len(allowance.guess)
+        worth = [[weight * self.chance ** (n + 1) for n in range(most)] for weight, most in zip(weights, allowance.guess)]
+        return [len(nodes) for nodes in choose(worth, allowance.toll, allowance.discount)]
 
 
 def seconds_of(rows: int) -> float:
