@@ -23,21 +23,23 @@ class SpeculationMetrics:
         """for each source: drafted and accepted, by position"""
         counter, gauge = "counter", "gauge"
         drafted, accepted = "Guesses verified, by who made them and how far ahead", "Guesses that held, likewise"
-        self._drafted = page.family("forerun_spec_drafted_tokens_total", drafted, counter)
-        self._accepted = page.family("forerun_spec_accepted_tokens_total", accepted, counter)
-        self._drafts_total = page.counter("forerun_spec_drafts_total", "Drafts verified: one for each row and step with guesses")
-        self._budget = page.gauge("forerun_spec_budget", "Guesses that the last step with guesses might have")
-        self._asked = page.gauge("forerun_spec_asked_sequences", "Sequences that it asked the drafter about")
-        self._price = page.gauge("forerun_spec_price", "Survival below which a guess is not worth its time")
-        self._gain = page.gauge("forerun_spec_gain", "Tokens a second that are expected over those of plain decoding")
-        self._expected = page.gauge("forerun_spec_predicted_step_seconds", "What the last step without prompts was expected to take")
-        self._measured = page.gauge("forerun_spec_measured_step_seconds", "What it took")
-        self._floor = page.gauge("forerun_spec_floor_step_seconds", "What a step of one row without guesses takes now")
-        self._drift = page.gauge("forerun_spec_machine_drift", "How much slower than when it was profiled the machine is")
+        self._drafted = page.family("forerun_speculation_drafted_tokens_total", drafted, counter)
+        self._accepted = page.family("forerun_speculation_accepted_tokens_total", accepted, counter)
+        self._drafts_total = page.counter("forerun_speculation_drafts_total", "Drafts verified: one for each row and step with guesses")
+        self._drafting = page.counter("forerun_speculation_draft_seconds_total", "Seconds that drafting took")
+        self._verifying = page.counter("forerun_speculation_verify_seconds_total", "Seconds of the forwards with guesses, roots included")
+        self._budget = page.gauge("forerun_speculation_budget", "Guesses that the last step with guesses might have")
+        self._asked = page.gauge("forerun_speculation_asked_sequences", "Sequences that it asked the drafter about")
+        self._price = page.gauge("forerun_speculation_price", "Survival below which a guess is not worth its time")
+        self._gain = page.gauge("forerun_speculation_gain", "Tokens a second that are expected over those of plain decoding")
+        self._expected = page.gauge("forerun_speculation_predicted_step_seconds", "What the last step without prompts was expected to take")
+        self._measured = page.gauge("forerun_speculation_measured_step_seconds", "What it took")
+        self._floor = page.gauge("forerun_speculation_floor_step_seconds", "What a step of one row without guesses takes now")
+        self._drift = page.gauge("forerun_speculation_machine_drift", "How much slower than when it was profiled the machine is")
         self._guards = page.family(
-            "forerun_spec_guard_state", "0 = guesses pay, 1 = on trial, 2 = switched off; by least number of sequences", gauge
+            "forerun_speculation_guard_state", "0 = guesses pay, 1 = on trial, 2 = switched off; by least number of sequences", gauge
         )
-        self._openings = page.family("forerun_spec_guard_openings_total", "Times that guessing was switched off", counter)
+        self._openings = page.family("forerun_speculation_guard_openings_total", "Times that guessing was switched off", counter)
         self._vllm = [
             page.family("vllm:spec_decode_num_drafts_total", "Number of spec decoding drafts.", counter),
             page.family("vllm:spec_decode_num_draft_tokens_total", "Number of draft tokens.", counter),
@@ -50,8 +52,11 @@ class SpeculationMetrics:
         self._positions: list[int] = []
 
     def stepped(self, report: StepReport) -> None:
+        if report.asked:
+            self._drafting.add(report.draft_us / 1e6)
         if not report.nodes:
             return
+        self._verifying.add(report.verify_us / 1e6)
         self._drafts += report.drafts
         self._drafted_tokens += report.drafted
         self._accepted_tokens += report.accepted

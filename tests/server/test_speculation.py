@@ -34,12 +34,13 @@ async def test_guesses_are_counted_by_source_and_position() -> None:
     async with serve() as front:
         await joined(front)
         page = await scrape(front)
-        drafted, accepted = "forerun_spec_drafted_tokens_total", "forerun_spec_accepted_tokens_total"
+        drafted, accepted = "forerun_speculation_drafted_tokens_total", "forerun_speculation_accepted_tokens_total"
         assert page[drafted + '{source="suffix",position="0"}'] == 2
         assert page[drafted + '{source="suffix",position="1"}'] == 1
         assert page[drafted + '{source="model=small",position="0"}'] == 2
         assert page[accepted + '{source="model=small",position="0"}'] == 1
-        assert page["forerun_spec_drafts_total"] == 2
+        assert page["forerun_speculation_drafts_total"] == 2
+        assert page["forerun_speculation_draft_seconds_total"] == 1e-4 and page["forerun_speculation_verify_seconds_total"] == 9e-3
 
 
 async def test_vllm_s_names_as_its_exporter_writes_them() -> None:
@@ -61,18 +62,18 @@ async def test_what_the_controller_thinks_is_on_the_page() -> None:
     async with serve() as front:
         await joined(front)
         page = await scrape(front)
-        assert (page["forerun_spec_budget"], page["forerun_spec_price"], page["forerun_spec_gain"]) == (8, 0.25, 1.5)
-        assert page["forerun_spec_predicted_step_seconds"] == 0.0098 and page["forerun_spec_measured_step_seconds"] == 0.01
-        assert page["forerun_spec_floor_step_seconds"] == 0.0066
-        guard = "forerun_spec_guard_state"
+        assert (page["forerun_speculation_budget"], page["forerun_speculation_price"], page["forerun_speculation_gain"]) == (8, 0.25, 1.5)
+        assert page["forerun_speculation_predicted_step_seconds"] == 0.0098 and page["forerun_speculation_measured_step_seconds"] == 0.01
+        assert page["forerun_speculation_floor_step_seconds"] == 0.0066
+        guard = "forerun_speculation_guard_state"
         assert page[guard + '{replica="0",sequences="1"}'] == 0 and page[guard + '{replica="0",sequences="3"}'] == 2
-        assert page['forerun_spec_guard_openings_total{replica="0",sequences="3"}'] == 2
+        assert page['forerun_speculation_guard_openings_total{replica="0",sequences="3"}'] == 2
 
 
 async def test_without_a_drafter_only_the_sums_are_there() -> None:
     async with serve() as front:
         text = (await front.get("/metrics"))[1].decode()
-        assert "forerun_spec_drafts_total 0" in text and "forerun_spec_drafted_tokens_total{" not in text
+        assert "forerun_speculation_drafts_total 0" in text and "forerun_speculation_drafted_tokens_total{" not in text
         families(text)
 
 
