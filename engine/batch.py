@@ -90,6 +90,24 @@ def build(shares: Sequence[Share], table: Table, device: torch.device) -> Batch:
     return Batch(*(torch.from_numpy(np.ascontiguousarray(array, np.int32)).to(device) for array in arrays))
 
 
+def feed(
+    rows: Sequence[int], context: Sequence[int], tokens: Sequence[Sequence[int]], ends: Sequence[bool], table: Table, device: torch.device
+) -> Batch:
+    """A forward of known tokens alone, for a draft model: `tokens[i]` go on from position `context[i]` of row `rows[i]` of the table.
+    Logits are asked for at the last token of each row that `ends`."""
+    numbers, before = np.array(rows, np.int64), np.array(context, np.int64)
+    known = np.array([len(each) for each in tokens], np.int64)
+    starts = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(known, out=starts[1:])
+    places = _ranges(before, known)
+    slots = table.slots(np.repeat(numbers, known), places)
+    width = -(-int((before + known).max(initial=1)) // table.page_tokens)
+    logit_rows = starts[1:][np.array(ends, bool)] - 1
+    flat = [token for each in tokens for token in each]
+    arrays = (flat, places, slots, np.full(len(flat), -1), starts, known, before, table.pages[numbers, :width], logit_rows)
+    return Batch(*(torch.from_numpy(np.ascontiguousarray(array, np.int32)).to(device) for array in arrays))
+
+
 def _ranges(first: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.int64]:
     """first[0] … first[0]+count[0]−1, first[1] … and so on, one after the other."""
     ends = np.cumsum(count)

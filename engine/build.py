@@ -14,18 +14,20 @@ from collections.abc import Callable
 
 import msgspec
 
-from forerun.backends.base import Backend
+from forerun.backends.base import Backend, PoolSpec
 from forerun.backends.registry import open_backend
-from forerun.engine.drafters.draft import Drafter
-from forerun.engine.drafters.registry import AUTO, Setting, open_drafter
+from forerun.engine.drafters.draft import Drafter, Needs, Place
+from forerun.engine.drafters.registry import AUTO, Host, Setting, open_drafter
 from forerun.engine.drafters.speculator import Speculator
 from forerun.engine.engine import PROMPT_ROWS, Engine
 from forerun.engine.errors import StartError
 from forerun.engine.models.load import load_model
 from forerun.engine.models.model import Model
 from forerun.engine.profile import profiled
+from forerun.engine.rejection import Rejection
 from forerun.engine.rows import RowTable
 from forerun.engine.sampler import Sampler
+from forerun.engine.verify import follow
 from forerun.messages import Admit, Feed, Ready, SamplingParams, Start, StepPlan
 
 ReportProgress = Callable[[str, int, int], None]
@@ -34,6 +36,9 @@ HEAD_ROOM = 500 << 20
 """bytes left alone: interpreter, allocator, the front beside us"""
 STEP_TOKENS = 2048
 """known tokens of a step when nothing is asked for"""
+STEP_NODES = 128
+"""Guessed nodes of a step, unless one row alone may have more: each needs room for its logits, and where steps get longer with their rows
+(everywhere, before that) so many never pay."""
 ROW_COPIES = 3
 """A recorded forward keeps its memory, with half as much room again: one for steps with logits and one for steps without."""
 SHARED_PART = 0.5
@@ -46,12 +51,13 @@ PATIENCE_SECONDS = 2.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sizes:
-    """What fits. `longest`: tokens of a sequence; `nodes`: guesses of a row; bytes in `memory`."""
+    """What fits. `longest`: tokens of a sequence; `nodes`: guesses of a row; `step_nodes`: of all rows in a step; bytes in `memory`."""
 
     rows: int
     longest: int
     step_tokens: int
     nodes: int
+    step_nodes: int
     pages: int
     memory: dict[str, int]
 
@@ -62,14 +68,15 @@ def build_engine(start: Start, progress: ReportProgress) -> Engine:
         backend = open_backend(start.device, start.threads, start.memory_fraction)
     except ValueError as wrong:
         raise StartError(str(wrong), "see `forerun doctor` for what this machine offers") from wrong
-    drafter = open_drafter(start.speculator, Setting(start.speculate, backend.caps.tree_attention))
-    return assemble(start, backend, load_model(start, backend, progress), drafter, progress)
+    model = load_model(start, backend, progress)
+    host = Host(start, backend, model, progress)
+    drafter = open_drafter(start.speculator, Setting(start.speculate, backend.caps.tree_attention and start.acceptance == "dice", host))
+    return assemble(start, backend, model, drafter, progress)
 
 
 def assemble(start: Start, backend: Backend, model: Model, drafter: Drafter, progress: ReportProgress) -> Engine:
     """An engine around a loaded model."""
-    most = min(drafter.needs.most, start.speculate or drafter.needs.most, backend.caps.max_nodes)
-    sizes = plan_memory(start, backend, model, most)
+    sizes = plan_memory(start, backend, model, drafter.needs)
     rows = RowTable(sizes.rows, sizes.longest, sizes.nodes, model.vocab, backend.caps.page_tokens)
     ready = Ready(
         rows=sizes.rows,
@@ -84,12 +91,17 @@ def assemble(start: Start, backend: Backend, model: Model, drafter: Drafter, pro
         max_step_tokens=sizes.step_tokens,
         memory=sizes.memory,
         facts=model.facts | backend.facts(),
+        max_step_nodes=sizes.step_nodes,
     )
+    rejects = start.acceptance == "rejection"
     sampler = Sampler(backend.ops, model.vocab, start.watermark_gamma, start.watermark_delta)
     pool = backend.pool(model.pool, sizes.pages)
+    pools = tuple(backend.pool(spec, sizes.pages) for spec in drafter.needs.pools)
+    drafter.needs.attach(Place(pools, rows.table, sizes.rows, sizes.longest))
 
     def around(drafter: Drafter) -> Engine:
-        return Engine(ready, backend, model, pool, rows, sampler, Speculator(drafter, model.vocab, sizes.longest, sizes.nodes))
+        speculator = Speculator(drafter, model.vocab, sizes.longest, sizes.nodes, sizes.step_nodes, rejects)
+        return Engine(ready, backend, model, pool, rows, sampler, speculator, Rejection(backend.ops, sampler) if rejects else follow)
 
     engine = around(drafter)
     engine.ready = msgspec.structs.replace(ready, step_seconds=warm_up(engine, progress))
@@ -98,15 +110,18 @@ def assemble(start: Start, backend: Backend, model: Model, drafter: Drafter, pro
     return engine
 
 
-def plan_memory(start: Start, backend: Backend, model: Model, nodes: int) -> Sizes:
+def plan_memory(start: Start, backend: Backend, model: Model, needs: Needs) -> Sizes:
     """Divide what is free after loading. The longest sequence must fit: where nobody asked for a length, the length gives way; where
-    somebody did, that is an error."""
-    size, spec = backend.caps.page_tokens, model.pool
-    page_bytes = 2 * spec.layers * spec.kv_heads * spec.head_dim * spec.dtype.itemsize * size
+    somebody did, that is an error. `needs`: the drafter's."""
+    size, specs = backend.caps.page_tokens, (model.pool, *needs.pools)
+    page_bytes = sum(map(entry_bytes, specs)) * size
+    nodes = min(needs.most, start.speculate or needs.most, backend.caps.max_nodes)
     longest = min(start.max_total_tokens or model.max_tokens, model.max_tokens)
     step_tokens = min(start.max_step_tokens or STEP_TOKENS, start.max_rows * longest)
-    verified = start.max_rows * (1 + nodes)
+    step_nodes = min(start.max_rows * nodes, max(STEP_NODES, nodes))
+    verified = start.max_rows + step_nodes
     activations = 4 * ((step_tokens + verified) * model.width * ROW_COPIES + 2 * (verified + PROMPT_ROWS) * model.vocab)
+    activations += needs.work_bytes
     free, _ = backend.memory()
     left = max(0, free - activations - HEAD_ROOM)
     fit, one = left // page_bytes, -(-longest // size)
@@ -127,8 +142,18 @@ def plan_memory(start: Start, backend: Backend, model: Model, nodes: int) -> Siz
             f"the KV pool is to have {pages * size} tokens, but a sequence may have {longest}",
             f"raise --max-batch-total-tokens to {longest} or lower --max-total-tokens to {pages * size}",
         )
-    memory = {"weights": model.weight_bytes, "kv": pages * page_bytes, "activations": activations, "head_room": HEAD_ROOM}
-    return Sizes(start.max_rows, min(longest, pages * size), min(step_tokens, pages * size), nodes, pages, memory)
+    memory = {
+        "weights": model.weight_bytes + needs.weight_bytes,
+        "kv": pages * page_bytes,
+        "activations": activations,
+        "head_room": HEAD_ROOM,
+    }
+    return Sizes(start.max_rows, min(longest, pages * size), min(step_tokens, pages * size), nodes, step_nodes, pages, memory)
+
+
+def entry_bytes(spec: PoolSpec) -> int:
+    """Of one position in a pool."""
+    return 2 * spec.layers * spec.kv_heads * spec.head_dim * spec.dtype.itemsize
 
 
 def _mb(count: int) -> int:

@@ -26,7 +26,7 @@ from forerun.engine.drafters.speculator import Speculator
 from forerun.engine.models.model import Model, Output
 from forerun.engine.rows import Row, RowTable, Share
 from forerun.engine.sampler import Ask, Choice, Sampler
-from forerun.engine.verify import walk
+from forerun.engine.verify import Accept, follow
 from forerun.messages import Emit, Finish, Inject, Ready, StepPlan, StepResult
 
 PROMPT_ROWS = 256
@@ -38,7 +38,15 @@ class Engine:
     """The stepper of a worker with a model. `ready` is what it told the front about itself."""
 
     def __init__(
-        self, ready: Ready, backend: Backend, model: Model, pool: Pool, rows: RowTable, sampler: Sampler, speculator: Speculator
+        self,
+        ready: Ready,
+        backend: Backend,
+        model: Model,
+        pool: Pool,
+        rows: RowTable,
+        sampler: Sampler,
+        speculator: Speculator,
+        accept: Accept = follow,
     ) -> None:
         self.ready = ready
         self._backend = backend
@@ -46,6 +54,7 @@ class Engine:
         self._rows = rows
         self._sampler = sampler
         self._speculator = speculator
+        self._accept = accept
         taps = speculator.needs.layers
         self._run: Callable[[Batch], Output] = backend.capture(lambda batch: model.forward(batch, pool, taps), None)
         self._fail_at = 0
@@ -119,8 +128,9 @@ class Engine:
                 if share.prompt_logprobs:
                     emits.append(Emit(row.number, prompt_logprobs=share.prompt_logprobs))
                 continue
-            picked = choices[first : first + 1 + share.draft.count]
-            path = walk(share.draft, [choice.token for choice in picked]) if share.draft.count else []
+            nodes = slice(first, first + 1 + share.draft.count)
+            picked = choices[nodes]
+            path = self._accept(share, asks[nodes], picked, output.logits) if share.draft.count else []
             emit, used = self._commit(share, picked, path)
             share.accepted = used
             self._keep(share, used, kept)
@@ -215,7 +225,8 @@ class Engine:
         begin = [row.computed - len(tokens) for row, (tokens, _, _) in zip(rows, told)]
         tokens, last = [tokens for tokens, _, _ in told], [last for _, last, _ in told]
         prompt, scope = [row.params.prompt_tokens for row in rows], [row.scope for row in rows]
-        commit = Commit([row.number for row in rows], begin, tokens, last, features, prompt, scope)
+        params = [self._speculator.told(row) for row in rows]
+        commit = Commit([row.number for row in rows], begin, tokens, last, features, prompt, scope, params)
         self._speculator.absorb(commit, rows)
 
     def _leave(self, shares: Sequence[Share], emits: Sequence[Emit]) -> None:

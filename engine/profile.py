@@ -2,11 +2,11 @@
 
 The controller in the front weighs guesses against the time they take, so the worker measures that time for every row count up to 32
 and for buckets above: steps of few rows with long guessed chains (`one row and its guesses` is what a verify step is made of). On the
-way it measures what each further row adds (`segment`), what a position of context adds once (`read`) and for every row that is scored
-against it (`score`). Measurements go round all counts several times, there and back, and medians are kept: a machine that is busy for a
-moment spoils no count more than another.
+way it measures what each further row adds (`segment`), and for several lengths of context what a position adds once (`read`) and for
+every row that is scored against it (`score`). Measurements go round all counts several times, there and back, and medians are kept: a
+machine that is busy for a moment spoils no count more than another.
 
-    seconds(rows, segments, read, scored) = steps[rows] + (segments − 1) · segment + read · entry + scored · score
+    seconds(rows, segments, read, scored) = steps[rows] + (segments − 1) · segment + read · read(context) + scored · score(context)
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import logging
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from forerun import __version__
-from forerun.engine.drafters.draft import Commit, Draft, Drafter, Needs
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Drafter, Needs, Terms
 from forerun.engine.engine import Engine
 from forerun.messages import Admit, Feed, Ready, SamplingParams, Start, StepPlan
 
@@ -32,13 +32,17 @@ log = logging.getLogger(__name__)
 
 DENSE = 32
 BUCKETS = (40, 48, 64, 96, 128, 192, 256)
+"""Measured in every other pass: they take as long as all the others, and fewer steps are as large."""
 SPARSE = (1, 2, 4, 8, 16, 32, 64, 128)
 """row counts of a model so slow that all of them would take too long"""
-LEAST_PASSES, MOST_PASSES = 3, 7
-SECONDS = 4.0
+LEAST_PASSES, MOST_PASSES = 3, 9
+SECONDS = 5.0
 """no further pass is begun after so long"""
-CONTEXT = 512
-"""tokens of the long context"""
+CONTEXTS = (256, 1024, 4096)
+"""tokens of the long contexts, whole pages"""
+BESIDE, GUESSES = 4, 3
+"""sequences that have them, and their guesses"""
+EMPTY: Mapping[int, int] = {}
 STEPS = 48
 """steps after which sequences start over, so that their context stays short"""
 REPEATS = 7
@@ -57,8 +61,7 @@ class Costs(msgspec.Struct, frozen=True):
 
     steps: list[tuple[int, float]]
     segment: float
-    entry: float
-    score: float
+    contexts: list[tuple[int, float, float]]
 
 
 class Script:
@@ -71,7 +74,7 @@ class Script:
     def absorb(self, commit: Commit) -> None:
         return None
 
-    def propose(self, rows: list[int], budget: list[int]) -> list[Draft]:
+    def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
         return [Draft([0] * most, list(range(-1, most - 1)), [1.0] * most, [True] * most) for most in budget]
 
     def forget(self, rows: list[int]) -> None:
@@ -88,9 +91,7 @@ def profiled(ready: Ready, start: Start, around: Around, progress: ReportProgres
     if costs is None:
         costs = _Profile(around(Script(ready.max_nodes)), progress).run()
         _remember(file, costs)
-    return msgspec.structs.replace(
-        ready, costs=costs.steps, segment_seconds=costs.segment, entry_seconds=costs.entry, score_seconds=costs.score
-    )
+    return msgspec.structs.replace(ready, costs=costs.steps, segment_seconds=costs.segment, contexts=costs.contexts)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -115,20 +116,21 @@ class _Profile:
 
     def run(self) -> Costs:
         shapes = [_Shape(rows) for rows in self._counts()]
-        self._total = LEAST_PASSES * len(shapes) + 6 * REPEATS
+        self._total = LEAST_PASSES * len(shapes) + (2 + 4 * len(CONTEXTS)) * REPEATS
         seconds = self._passes(shapes)
         steps = [(shape.rows, seconds[shape]) for shape in shapes]
         segment = self._apart(steps[0][1])
-        entry, score = self._context(seconds)
+        contexts = self._contexts()
         self._progress("profiling", self._total, self._total)
-        return Costs(steps, segment, entry, score)
+        return Costs(steps, segment, contexts)
 
     def _counts(self) -> list[int]:
         """Which row counts are measured: all, unless that would take too long."""
         first = self._passes([_Shape(1)], passes=2)[_Shape(1)]
         dense = [*range(1, DENSE + 1), *BUCKETS]
         counts = dense if first * 2 * len(dense) * LEAST_PASSES < 2 * SECONDS else list(SPARSE)
-        return [rows for rows in counts if rows <= self._most]
+        nodes = self._engine.ready.max_step_nodes or self._most
+        return [rows for rows in counts if rows <= self._most and rows - self._sequences(_Shape(rows)) <= nodes]
 
     def _passes(self, shapes: Sequence[_Shape], passes: int = 0) -> dict[_Shape, float]:
         """Median seconds of each shape with next to no context."""
@@ -140,7 +142,8 @@ class _Profile:
                 break
             self._admit(max(self._sequences(shape) for shape in shapes), 1)
             for shape in shapes if count % 2 == 0 else reversed(shapes):
-                seconds[shape].append(self._step(shape))
+                if shape.rows <= DENSE or count % 2 == 0:
+                    seconds[shape].append(self._step(shape))
             self._drop()
             count += 1
         return {shape: statistics.median(values) for shape, values in seconds.items()}
@@ -155,32 +158,42 @@ class _Profile:
         if rows < 2:
             return 0.0
         apart, together = _Shape(rows, apart=True), _Shape(rows)
-        seconds = self._alternating([apart, together], rows, 1)
-        return min(max(0.0, (seconds[apart] - seconds[together]) / (rows - 1)), MOST_SEGMENT * plain_seconds)
-
-    def _context(self, short: dict[_Shape, float]) -> tuple[float, float]:
-        """What a position of context adds to a step: once, and for every row. From a plain step and one with guesses."""
-        ready = self._engine.ready
-        tokens = min(CONTEXT, ready.max_tokens // 2, ready.max_step_tokens, ready.pages * ready.page_tokens // 2)
-        many = max((shape.rows for shape in short if 1 < shape.rows <= self._segment), default=0)
-        if not many or tokens < 2 * ready.page_tokens:
-            return 0.0, 0.0
-        plain, verify = _Shape(1), _Shape(many)
-        seconds = self._alternating([plain, verify], 1, tokens)
-        one = (seconds[plain] - short[plain]) / tokens
-        all = (seconds[verify] - short[verify]) / tokens
-        score = max(0.0, (all - one) / (many - 1))
-        return max(0.0, one - score), score
-
-    def _alternating(self, shapes: Sequence[_Shape], rows: int, tokens: int) -> dict[_Shape, float]:
-        """Median seconds of each shape with sequences of so many tokens, measured in turn."""
-        self._admit(rows, tokens)
-        seconds: dict[_Shape, list[float]] = {shape: [] for shape in shapes}
+        self._admit(rows, 1)
+        seconds: dict[_Shape, list[float]] = {apart: [], together: []}
         for _ in range(REPEATS):
             for shape, values in seconds.items():
                 values.append(self._step(shape))
         self._drop()
-        return {shape: statistics.median(values) for shape, values in seconds.items()}
+        more = statistics.median(seconds[apart]) - statistics.median(seconds[together])
+        return min(max(0.0, more / (rows - 1)), MOST_SEGMENT * plain_seconds)
+
+    def _contexts(self) -> list[tuple[int, float, float]]:
+        """What positions of context add, at several lengths. Sequences with context and such without are stepped in turn, so that what is
+        subtracted was measured in the same weather; the context is made up, as after a hit in the prefix cache, and costs no prefill."""
+        ready = self._engine.ready
+        found: list[tuple[int, float, float]] = []
+        for tokens in CONTEXTS:
+            count = min(BESIDE, ready.rows // 2, (ready.pages - BESIDE * self._pages(1)) // self._pages(tokens + 1))
+            if tokens + self._segment + 2 * REPEATS + 2 >= ready.max_tokens or count < 1:
+                break
+            guesses = min(self._segment - 1, GUESSES, ready.max_step_nodes // count or GUESSES)
+            if not guesses:
+                break
+            plain, verify = self._with_context(tokens, count, guesses)
+            score = max(0.0, verify - plain) / (guesses * count * tokens)
+            found.append((tokens, max(0.0, plain / (count * tokens) - score), score))
+        return found
+
+    def _with_context(self, tokens: int, count: int, guesses: int) -> tuple[float, float]:
+        """Seconds by which `count` sequences with so many tokens of context make a step longer, alone and with guesses."""
+        self._admit(2 * count, 1, dict.fromkeys(range(count, 2 * count), tokens))
+        seconds: dict[tuple[int, int], list[float]] = {(first, guess): [] for guess in (0, guesses) for first in (0, count)}
+        for _ in range(REPEATS):
+            for (first, guess), values in seconds.items():
+                values.append(self._timed([Feed(first + row, 1, guess) for row in range(count)], guess * count))
+        self._drop()
+        median = {kind: statistics.median(values) for kind, values in seconds.items()}
+        return max(0.0, median[count, 0] - median[0, 0]), max(0.0, median[count, guesses] - median[0, guesses])
 
     def _sequences(self, shape: _Shape) -> int:
         return shape.rows if shape.apart else -(-shape.rows // self._segment)
@@ -196,7 +209,10 @@ class _Profile:
         if not self._left:
             self._admit(self._rows, self._tokens)
         self._left -= 1
-        plan = StepPlan(0, feed=feeds, budget=shape.rows)
+        return self._timed(feeds, shape.rows)
+
+    def _timed(self, feeds: list[Feed], budget: int) -> float:
+        plan = StepPlan(0, feed=feeds, budget=budget)
         began = time.perf_counter()
         self._engine.step(plan)
         seconds = time.perf_counter() - began
@@ -212,11 +228,16 @@ class _Profile:
         """Of a sequence with such a prompt."""
         return -(-(tokens + self._room(tokens) + self._segment + 1) // self._engine.ready.page_tokens)
 
-    def _admit(self, rows: int, tokens: int) -> None:
-        """Sequences with prompts of so many tokens, instead of those that are there."""
-        pages = self._pages(tokens)
-        params = SamplingParams(seed=0, prompt_tokens=tokens, max_new_tokens=1 << 30, logprobs=False)
-        admits = [Admit(row, [0] * tokens, 0, list(range(row * pages, (row + 1) * pages)), params) for row in range(rows)]
+    def _admit(self, rows: int, tokens: int, contexts: Mapping[int, int] = EMPTY) -> None:
+        """Sequences with prompts of so many tokens, instead of those that are there; some behind so many made-up positions of context."""
+        page = 0
+        admits: list[Admit] = []
+        for row in range(rows):
+            context = contexts.get(row, 0)
+            pages = self._pages(context + tokens)
+            params = SamplingParams(seed=0, prompt_tokens=context + tokens, max_new_tokens=1 << 30, logprobs=False)
+            admits.append(Admit(row, [0] * (context + tokens), context, list(range(page, page + pages)), params))
+            page += pages
         self._engine.step(StepPlan(0, admits, [Feed(row, tokens) for row in range(rows)], self._drops()))
         self._rows, self._tokens, self._left = rows, tokens, self._room(tokens)
 

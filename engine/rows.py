@@ -81,6 +81,13 @@ class Row:
     scope: str = ""
     """rows of equal scope may profit from each other's answers when they guess"""
 
+    @classmethod
+    def open(cls, number: int, params: SamplingParams, tokens: list[int], computed: int = 0, scope: str = "") -> Row:
+        """The list of tokens becomes the row's own."""
+        penalised = params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0
+        plain = not (params.sample or penalised or params.watermark or params.top_n)
+        return cls(number, params, tokens, computed, Counts(tokens) if penalised else None, plain, scope=scope)
+
     @property
     def generated(self) -> int:
         return len(self.tokens) - self.params.prompt_tokens
@@ -182,10 +189,7 @@ class RowTable:
             raise ValueError(f"adapter {admit.adapter!r} is not loaded")
         self.table.clear(admit.row)
         self.table.grant(admit.row, admit.pages)
-        penalised = params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0
-        plain = not (params.sample or penalised or params.watermark or params.top_n)
-        counts = Counts(admit.tokens) if penalised else None
-        self._rows[admit.row] = Row(admit.row, params, list(admit.tokens), admit.computed, counts, plain, scope=admit.adapter or "")
+        self._rows[admit.row] = Row.open(admit.row, params, list(admit.tokens), admit.computed, admit.adapter or "")
 
     def _feed(self, row: Row, feed: Feed) -> Share:
         if feed.pages:

@@ -97,7 +97,7 @@ class Sampler:
             if ask.row.plain:
                 continue
             try:
-                scores = self._scores(logits[ask.at].cpu().numpy(), ask)
+                scores = self.processed(logits[ask.at].cpu().numpy(), ask)
                 narrowing = params.sample and (params.top_k or params.top_p < 1.0 or params.typical_p < 1.0)
                 if narrowing:
                     ids = processing.narrow(scores, params)
@@ -116,7 +116,7 @@ class Sampler:
         for candidates, noise in zip(narrow, self._noise_of(narrow)):
             choices[candidates.place] = _best(candidates, noise)
 
-    def _scores(self, raw: Scores, ask: Ask) -> Scores:
+    def processed(self, raw: Scores, ask: Ask) -> Scores:
         """A processed copy of one row of logits, before the support is narrowed."""
         row, params, scores = ask.row, ask.row.params, raw.copy()
         if not np.isfinite(scores.max()):

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from forerun.options import ConfigError, Option, from_environment, from_file, from_flags, idle, options_of, ours, tgi
 
-SPECULATORS = ("ngram", "suffix")
+SPECULATORS = ("model", "ngram", "suffix")
 """drafters this version can run, alone or joined by `+`, each with `=VALUE` where it takes one"""
 GUESSES = "suffix"
 """what `auto` is when guesses are asked for with `--speculate`, TGI's flag; without it nobody guesses in this version"""
@@ -117,11 +117,14 @@ class Batching:
 class Speculation:
     speculator: str = ours(
         "auto",
-        "guesses come from `none`, `ngram`, `suffix` or a join (`a+b`); `auto` is `suffix` with `--speculate`, else `none`",
+        "guesses come from `none`, `ngram`, `suffix`, `model=DIR` or a join (`a+b`); `auto` is `suffix` with `--speculate`, else `none`",
     )
     speculate: int | None = tgi(None, "most guesses a sequence may have in a step; 0 = off", least=0)
     speculation_max_batch_size: int | None = ours(None, "no guesses while more sequences than this are running", least=0)
     speculation_controller: Literal["price", "aimd", "fixed"] = ours("price", "how the number of guesses follows acceptance and load")
+    acceptance: Literal["dice", "rejection"] = ours(
+        "dice", "which guesses hold: `dice` never changes an output; `rejection` keeps its distribution only (chains, sampled requests)"
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -340,7 +343,7 @@ def _check(values: Mapping[str, Any], needs_model: bool) -> None:
     speculator = get("speculator", "auto")
     unknown = [part for part in speculator.split("+") if part.partition("=")[0] not in SPECULATORS]
     if speculator not in ("auto", "none") and unknown:
-        raise _refuse(f"`speculator` {unknown[0]} is not in this version. Use none, {' or '.join(SPECULATORS)}: the output is the same")
+        raise _refuse(f"`speculator` {unknown[0]} is not in this version. Use none, {', '.join(SPECULATORS[:-1])} or {SPECULATORS[-1]}: the output is the same")
 
 
 def _settle(values: dict[str, Any], environ: Mapping[str, str], notes: list[str]) -> None:

@@ -166,6 +166,8 @@ class Start(Message, frozen=True, array_like=True, tag="start"):
     watermark_delta: float = 2.0
     speculator: str = "none"
     speculate: int = 0
+    acceptance: Literal["dice", "rejection"] = "dice"
+    """how it is decided which guesses hold"""
     echo: bool = False
     """answer plans without a model (`engine/echo.py`)"""
     test_faults: bool = False
@@ -201,12 +203,13 @@ class Ready(Message, frozen=True, array_like=True, tag="ready"):
     """(rows, seconds) of decode steps of one row with guesses and next to no context, from one row on; empty when there are no guesses"""
     segment_seconds: float = 0.0
     """what each further row with its guesses adds to such a step"""
-    entry_seconds: float = 0.0
-    """what each position that a row has KV of adds, however many guesses the row has"""
-    score_seconds: float = 0.0
-    """what each such position adds for the row and for each of its guesses"""
+    contexts: list[tuple[int, float, float]] = []
+    """(positions, read, score), ascending: where rows have KV of so many positions, each adds `read` seconds however many guesses the row
+    has, and `score` for the row and for each of its guesses"""
     facts: dict[str, str] = {}
     """what was chosen and why, for the log and `doctor`: threads, kernels, weight format, …"""
+    max_step_nodes: int = 0
+    """most guesses of a step, all rows together; what a plan allows beyond is not used"""
 
 
 class Fault(Message, frozen=True, array_like=True, tag="fault"):

@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 
 from forerun.engine.drafters.calibration import Calibration
-from forerun.engine.drafters.draft import Commit, Draft, Drafter, Needs
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Drafter, Needs, Place, Terms
 from forerun.engine.drafters.history import fresh
 from forerun.engine.drafters.registry import Setting
 from forerun.engine.errors import StartError
@@ -57,16 +57,12 @@ class _Earned:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Source:
-    """`layers`: where, among the layers that the joint drafter taps, the source's own are."""
+    """`place`: among the drafters as they are named. `layers`: where, among the layers that all of them tap, the source's own are."""
 
+    place: int
     drafter: Drafter
     layers: list[int]
     earned: _Earned
-
-    @property
-    def dear(self) -> bool:
-        needs = self.drafter.needs
-        return needs.pools is not None or bool(needs.layers)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -88,13 +84,19 @@ class Dag:
         if not 1 < len(drafters) <= MOST_SOURCES:
             raise StartError(f"{len(drafters)} drafters are to be joined", f"join two to {MOST_SOURCES}")
         needs = [drafter.needs for drafter in drafters]
-        if sum(need.pools is not None for need in needs) > 1:
-            raise StartError("more than one of the joined drafters has KV layers of its own", "join one of them with look-ups like suffix")
         layers = tuple(sorted({layer for need in needs for layer in need.layers}))
-        pools = next((need.pools for need in needs if need.pools), None)
-        self.needs = Needs(layers, pools, most, all(need.lazy for need in needs))
-        sources = [_Source(drafter, [layers.index(layer) for layer in drafter.needs.layers], _Earned()) for drafter in drafters]
-        self._sources = sorted(sources, key=lambda source: source.dear)
+        self.needs = Needs(
+            layers=layers,
+            pools=tuple(pool for need in needs for pool in need.pools),
+            most=most,
+            lazy=all(need.lazy for need in needs),
+            weight_bytes=sum(need.weight_bytes for need in needs),
+            work_bytes=sum(need.work_bytes for need in needs),
+            attach=self._attach,
+        )
+        taps = [[layers.index(layer) for layer in drafter.needs.layers] for drafter in drafters]
+        sources = [_Source(place, drafter, taps[place], _Earned()) for place, drafter in enumerate(drafters)]
+        self._sources = sorted(sources, key=lambda source: source.drafter.needs.dear)
         self._tree = tree
         self.calibration = Calibration(_cells(len(sources)))
         self._known: dict[int, int] = {}
@@ -105,6 +107,14 @@ class Dag:
     def join(cls, drafters: Sequence[Drafter], setting: Setting) -> Dag:
         """As many nodes as the most talkative of them proposes, unless told otherwise."""
         return cls(drafters, setting.nodes or max(drafter.needs.most for drafter in drafters), setting.tree)
+
+    def _attach(self, place: Place) -> None:
+        """Each source its own pools, in the order in which the sources are named."""
+        pools = list(place.pools)
+        for source in sorted(self._sources, key=lambda source: source.place):
+            count = len(source.drafter.needs.pools)
+            source.drafter.needs.attach(dataclasses.replace(place, pools=tuple(pools[:count])))
+            del pools[:count]
 
     def absorb(self, commit: Commit) -> None:
         for i, row in enumerate(commit.rows):
@@ -119,13 +129,13 @@ class Dag:
         for source in self._sources:
             source.drafter.absorb(self._for(source, commit))
 
-    def propose(self, rows: list[int], budget: list[int]) -> list[Draft]:
+    def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
         asked: list[list[tuple[_Source, Draft]]] = [[] for _ in rows]
         for source in self._sources:
-            wanted = [i for i, row in enumerate(rows) if not source.dear or self._pays(source, row, asked[i], budget[i])]
+            wanted = [i for i, row in enumerate(rows) if not source.drafter.needs.dear or self._pays(source, row, asked[i], budget[i])]
             if not wanted:
                 continue
-            drafts = source.drafter.propose([rows[i] for i in wanted], [min(budget[i], source.drafter.needs.most) for i in wanted])
+            drafts = source.drafter.propose([rows[i] for i in wanted], [min(budget[i], source.drafter.needs.most) for i in wanted], terms)
             for i, draft in zip(wanted, drafts, strict=True):
                 asked[i].append((source, draft))
         return [self._join(row, most, drafts) for row, most, drafts in zip(rows, budget, asked)]
@@ -185,7 +195,7 @@ class Dag:
         merged = _Merged([], [], [], [], [])
         nodes: dict[tuple[int, int, bool], int] = {}
         for source, draft in asked:
-            bit = 1 << self._sources.index(source)
+            bit = 1 << source.place
             place: list[int] = []
             for token, parent, confidence, probe in zip(draft.token, draft.parent, draft.confidence, draft.probe, strict=True):
                 above = place[parent] if parent >= 0 else -1

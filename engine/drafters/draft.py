@@ -6,6 +6,17 @@ never be accepted. Depth, positions, mask and paths are derived from `parent` in
 
 A drafter hears only what became true. It may scribble past the committed length in its own pool; the next `absorb` writes over it.
 There is no rollback verb and no prefill verb.
+
+A drafter with weights has a life before its three verbs:
+
+    open(value, setting)   loads what it needs; `setting.host` (registry.py) is the worker around it: device, target model (whose embedding
+                           and head it may share), what the front asked for, somebody to tell of progress
+    needs                  declares what it will take: target layers tapped, one `PoolSpec` for each KV pool, working memory
+    needs.attach(place)    the memory is divided: here are the pools, as many pages as the target's, under the same page ids, and the page
+                           table. It warms up, so that nothing is allocated later. Several drafters may have several pools each.
+
+`absorb` may only store; what costs time waits for `propose`, which is called only when guesses may pay. What a drafter must catch up
+with, it catches up with in bounded parts, and has no guess for a row meanwhile.
 """
 
 from __future__ import annotations
@@ -14,7 +25,13 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
+
+from forerun.backends.base import Pool, PoolSpec
+from forerun.engine.kv import Table
+from forerun.messages import SamplingParams
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,6 +44,9 @@ class Draft:
     probe: list[bool]
     source: Sequence[int] = ()
     """bits of the drafters that proposed each node, where there are several (bit 0: the first named); empty = the only one"""
+    law: Sequence[NDArray[np.float64]] = ()
+    """for `--acceptance rejection`, of a chain whose tokens were drawn: the distribution [V] of each. Nothing may then be left out for what
+    it is: such a draft is cut by the room there is, not by its confidences. Empty = guesses that would be made again"""
 
     @property
     def count(self) -> int:
@@ -56,8 +76,7 @@ class Draft:
         return Draft(list(tokens), list(range(-1, n - 1)), list(confidence) if confidence else [1.0] * n, [False] * n)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Room:
+class Room(NamedTuple):
     """What a row can take: `nodes` in all, `depth` levels, token ids below `vocab`, nodes whose survival is at least `price`."""
 
     nodes: int
@@ -100,7 +119,8 @@ class Commit:
     """What became true in a step, for several rows at once. For row r: `tokens[r]` are the ids at positions start[r] …, the
     fed ones (prompt chunk or root, then accepted guesses); `next[r]` is the newest id (the pick), or None inside a prefill chunk.
     `features[r]`: hidden states the drafter declared, [len(tokens[r]), taps · hidden], or None. `prompt[r]`: how many of the row's tokens
-    are the client's, for drafters that tell answers from prompts. `scope[r]`: rows of equal scope may profit from each other's answers."""
+    are the client's, for drafters that tell answers from prompts. `scope[r]`: rows of equal scope may profit from each other's answers.
+    `params[r]`: how the row's tokens are chosen, for drafters that throw the same dice; None = greedily."""
 
     rows: list[int]
     start: list[int]
@@ -109,25 +129,61 @@ class Commit:
     features: list[Tensor] | None = None
     prompt: list[int] | None = None
     scope: list[str] | None = None
+    params: list[SamplingParams] | None = None
+
+
+class Terms(NamedTuple):
+    """What guesses have to bring in this step, roughly; to build more than that is waste and no error. `price`: survival below which a node
+    is not worth verifying. `goodput`: accepted guesses that a second of drafting has to bring; 0 = time is free."""
+
+    price: float = 0.0
+    goodput: float = 0.0
+
+
+FREE = Terms()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Where a drafter with weights works. `pools`: one for each of its `needs.pools`. `table`: the pages of every row, the target's.
+    `rows`: their number; `longest`: tokens of a sequence."""
+
+    pools: tuple[Pool, ...]
+    table: Table
+    rows: int
+    longest: int
+
+
+def _nowhere(place: Place) -> None:
+    return None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Needs:
-    """What a drafter declares; nobody asks what class it is. `layers`: target layers whose hidden states it taps. `pools`: its own KV
-    layers as (layers, kv_heads, head_dim), or None. `most`: most nodes it can propose for a row. `lazy`: it may skip rows while
-    speculation is off and catch up later from `absorb`ed tokens alone."""
+    """What a drafter declares; nobody asks what class it is. `layers`: target layers whose hidden states it taps. `pools`: KV pools of its
+    own, which have a slot for each of the target's. `most`: most nodes it can propose for a row. `lazy`: it may skip rows while
+    speculation is off and catch up later from `absorb`ed tokens alone. `weight_bytes`: what it has loaded; `work_bytes`: what its forwards
+    take beside their pools. `attach`: called once, with as many pools, before anything is absorbed."""
 
     layers: tuple[int, ...] = ()
-    pools: tuple[int, int, int] | None = None
+    pools: tuple[PoolSpec, ...] = ()
     most: int = 0
     lazy: bool = True
+    weight_bytes: int = 0
+    work_bytes: int = 0
+    attach: Callable[[Place], None] = dataclasses.field(default=_nowhere, compare=False)
+
+    @property
+    def dear(self) -> bool:
+        """It computes more than look-ups."""
+        return bool(self.pools or self.layers)
 
 
 class Drafter(Protocol):
     needs: Needs
 
     def absorb(self, commit: Commit) -> None: ...
-    def propose(self, rows: list[int], budget: list[int]) -> list[Draft]:
+    def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
         """A draft for each of `rows`, of at most budget[i] nodes; possibly empty."""
         ...
 
@@ -142,7 +198,7 @@ class Silent:
     def absorb(self, commit: Commit) -> None:
         return None
 
-    def propose(self, rows: list[int], budget: list[int]) -> list[Draft]:
+    def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
         return [Draft.none() for _ in rows]
 
     def forget(self, rows: list[int]) -> None:

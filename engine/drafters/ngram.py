@@ -8,7 +8,7 @@ still and remembers nothing of others.
 from __future__ import annotations
 
 from forerun.engine.drafters.calibration import Calibration
-from forerun.engine.drafters.draft import Commit, Draft, Needs
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Terms
 from forerun.engine.drafters.history import LONGEST, History, fresh
 from forerun.engine.drafters.registry import Setting
 from forerun.engine.errors import StartError
@@ -48,7 +48,7 @@ class Ngram:
             self.calibration.settle(number, new)
             history.extend(new)
 
-    def propose(self, rows: list[int], budget: list[int]) -> list[Draft]:
+    def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
         return [self._propose(number, most) for number, most in zip(rows, budget)]
 
     def forget(self, rows: list[int]) -> None:

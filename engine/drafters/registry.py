@@ -3,7 +3,8 @@
     SPEC = NAME[=VALUE][+SPEC]    `suffix`, `suffix=chain`, `ngram+suffix`, …; VALUE is the drafter's own business
 
 A drafter is one file and one line in `DRAFTERS`; it is imported when it is chosen, so nobody pays for those that are not. Its class
-has `open(value, setting) -> Drafter`, which raises StartError (with its cure) for a value that it does not understand.
+has `open(value, setting) -> Drafter`, which raises StartError (with its cure) for a value that it does not understand. What happens
+between that and its first verb stands in `draft.py`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import re
+from collections.abc import Callable
 
+from forerun.backends.base import Backend
 from forerun.engine.drafters.draft import Drafter, Silent
 from forerun.engine.errors import StartError
+from forerun.engine.models.model import Model
+from forerun.messages import Start
 
 DRAFTERS = {
+    "model": "forerun.engine.drafters.model:Companion",
     "ngram": "forerun.engine.drafters.ngram:Ngram",
     "suffix": "forerun.engine.drafters.suffix:Suffix",
 }
@@ -24,12 +30,31 @@ AUTO = "suffix"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Host:
+    """The worker around a drafter with weights. `start`: what the front asked for. `model`: the target, whose embedding and head may be
+    shared. `progress(stage, done, total)`: call it often while loading."""
+
+    start: Start
+    backend: Backend
+    model: Model
+    progress: Callable[[str, int, int], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
     """What a drafter may want to know when it is opened. `nodes`: most guesses of a row, 0 = the drafter chooses. `tree`: the target can
-    verify siblings."""
+    verify siblings. `host`: None where there is no worker, which look-ups do not mind."""
 
     nodes: int = 0
     tree: bool = True
+    host: Host | None = None
+
+    @property
+    def worker(self) -> Host:
+        """StartError for a drafter that cannot do without."""
+        if self.host is None:
+            raise StartError("a drafter with weights needs a worker with a target model", "use ngram or suffix where there is none")
+        return self.host
 
 
 def open_drafter(spec: str, setting: Setting) -> Drafter:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from operator import sub
 
+from forerun.engine import rejection
 from forerun.engine.drafters.choose import choose, keep
-from forerun.engine.drafters.draft import Commit, Draft, Drafter, Needs, Room, prune
+from forerun.engine.drafters.draft import Commit, Draft, Drafter, Needs, Room, Terms, prune
 from forerun.engine.drafters.trust import Trust
 from forerun.engine.kv import Table
 from forerun.engine.rows import Row, Share
-from forerun.messages import StepPlan
+from forerun.messages import SamplingParams, StepPlan
 
 log = logging.getLogger(__name__)
 
@@ -23,14 +25,18 @@ MOST_FAILURES = 3
 
 
 class Speculator:
-    """`vocab`, `longest`: of the target; `nodes`: most guesses a row may have."""
+    """`vocab`, `longest`: of the target; `nodes`: most guesses a row may have; `step_nodes`: all rows together. `rejects`: drafts are
+    chains that are judged by `rejection.py`."""
 
-    def __init__(self, drafter: Drafter, vocab: int, longest: int, nodes: int) -> None:
+    def __init__(self, drafter: Drafter, vocab: int, longest: int, nodes: int, step_nodes: int, rejects: bool = False) -> None:
         self._drafter = drafter
         self._vocab = vocab
         self._longest = longest
         self._nodes = nodes
+        self._step_nodes = step_nodes
         self._trust = Trust()
+        self._fit = rejection.fit if rejects else prune
+        self._rejects = rejects
         self.failures = 0
 
     @property
@@ -42,12 +48,16 @@ class Speculator:
         """Every commit must be told, with features."""
         return not self._drafter.needs.lazy and self.failures < MOST_FAILURES
 
+    def told(self, row: Row) -> SamplingParams:
+        """What the drafter hears of how a row's tokens are chosen."""
+        return rejection.blind(row.params) if self._rejects else row.params
+
     def draft(self, shares: Sequence[Share], table: Table, plan: StepPlan) -> None:
         """Set the draft of every share that may guess. Where the plan has tolls, all drafts compete for it; otherwise they take of its
         budget in turn. A drafter hears of a row before it is asked about it, so there must be a token before the root."""
         asked: list[Share] = []
         rooms: list[Room] = []
-        budget, price = (0, 0.0) if plan.toll else (plan.budget, plan.price)
+        budget, price = (0, 0.0) if plan.toll else (min(plan.budget, self._step_nodes), plan.price)
         for share in shares:
             if not share.guess:
                 continue
@@ -63,11 +73,11 @@ class Speculator:
         try:
             if self.needs.lazy:
                 self._catch_up(rows)
-            drafts = self._drafter.propose([row.number for row in rows], [room.nodes for room in rooms])
+            drafts = self._drafter.propose([row.number for row in rows], [room.nodes for room in rooms], _terms(plan))
             for share, draft, room in zip(asked, drafts, rooms, strict=True):
-                share.draft = prune(draft, room)
+                share.draft = self._fit(draft, room)
             if plan.toll:
-                self._choose(asked, plan)
+                self._choose([share for share in asked if not share.draft.law], plan)
         except Exception as error:
             self._fail("propose", rows, error)
             for share in asked:
@@ -126,7 +136,8 @@ class Speculator:
             prompt = [row.params.prompt_tokens for row in behind]
             scope = [row.scope for row in behind]
             newest: list[int | None] = [row.tokens[-1] for row in behind]
-            self._drafter.absorb(Commit([row.number for row in behind], start, tokens, newest, None, prompt, scope))
+            params = [self.told(row) for row in behind]
+            self._drafter.absorb(Commit([row.number for row in behind], start, tokens, newest, None, prompt, scope, params))
             for row in behind:
                 row.heard = len(row.tokens) - 1
 
@@ -136,3 +147,10 @@ class Speculator:
             row.cold = True
         after = "it is not asked again" if self.failures >= MOST_FAILURES else f"no more guesses for rows {[row.number for row in rows]}"
         log.error("the drafter failed in %s (failure %d): %s", verb, self.failures, after, exc_info=error)
+
+
+def _terms(plan: StepPlan) -> Terms:
+    """No node is kept whose survival is below the least that any further node costs."""
+    toll = plan.toll
+    least = min(map(sub, toll[1:], toll), default=toll[0]) if toll else plan.price
+    return Terms(max(0.0, least) / max(plan.weights.values(), default=1.0), plan.goodput)

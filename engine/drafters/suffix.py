@@ -20,7 +20,7 @@ import dataclasses
 from heapq import heappop, heappush, heapreplace
 
 from forerun.engine.drafters.calibration import Calibration
-from forerun.engine.drafters.draft import Commit, Draft, Needs
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Terms
 from forerun.engine.drafters.history import GAP, History, Match, fresh
 from forerun.engine.drafters.registry import Setting
 from forerun.engine.errors import StartError
@@ -99,7 +99,7 @@ class Suffix:
             self.calibration.settle(number, new)
             row.history.extend(new)
 
-    def propose(self, rows: list[int], budget: list[int]) -> list[Draft]:
+    def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
         return [self._propose(number, most) for number, most in zip(rows, budget)]
 
     def forget(self, rows: list[int]) -> None:

@@ -11,7 +11,7 @@ import torch
 from forerun.backends.base import Backend, Pool, PoolSpec
 from forerun.backends.registry import open_backend
 from forerun.engine.batch import Batch
-from forerun.engine.build import HEAD_ROOM, assemble, build_engine, plan_memory
+from forerun.engine.build import HEAD_ROOM, ROW_COPIES, STEP_NODES, Sizes, assemble, build_engine, plan_memory
 from forerun.engine.drafters.draft import Needs, Silent
 from forerun.engine.drafters.registry import Setting, open_drafter
 from forerun.engine.errors import StartError
@@ -44,10 +44,11 @@ class Card:
     pool = PoolSpec(8, 1, 32, torch.bfloat16)
 
 
-def plan(free_for_kv: int, shared: bool = False, nodes: int = 0, **start: int) -> object:
+def plan(free_for_kv: int, shared: bool = False, nodes: int = 0, **start: int) -> Sizes:
     asked = Start("model", **start)  # type: ignore[arg-type]
-    rest = plan_memory(asked, Machine(1 << 50), Card(), nodes).memory["activations"] + HEAD_ROOM  # type: ignore[arg-type]
-    return plan_memory(asked, Machine(free_for_kv + rest, shared), Card(), nodes)  # type: ignore[arg-type]
+    needs = Needs(most=nodes)
+    rest = plan_memory(asked, Machine(1 << 50), Card(), needs).memory["activations"] + HEAD_ROOM  # type: ignore[arg-type]
+    return plan_memory(asked, Machine(free_for_kv + rest, shared), Card(), needs)  # type: ignore[arg-type]
 
 
 def test_the_pool_takes_what_is_left() -> None:
@@ -89,9 +90,28 @@ def test_a_sequence_that_the_pool_cannot_hold() -> None:
     assert "--max-batch-total-tokens" in error.value.cure
 
 
+def test_logits_are_reserved_for_the_guesses_of_a_step_and_not_for_those_of_all_rows() -> None:
+    reserve = lambda nodes, rows: plan(1 << 40, nodes=nodes, max_rows=rows).memory["activations"]  # noqa: E731
+    one_row = 4 * (Card.width * ROW_COPIES + 2 * Card.vocab)
+    assert reserve(16, 128) - reserve(0, 128) == STEP_NODES * one_row
+    assert reserve(16, 2) - reserve(0, 2) == 32 * one_row
+    assert plan(1 << 40, nodes=16).step_nodes == STEP_NODES
+    assert plan(1 << 40, nodes=500, max_rows=3).step_nodes == 500, "one row may have what it may have"
+
+
+def test_a_drafters_pools_and_work_are_part_of_the_plan() -> None:
+    """Each position costs its entry in every pool; pools of several drafters add up."""
+    own = PoolSpec(2, 1, 32, torch.float32)
+    plain, needs = Needs(most=4), Needs(most=4, pools=(own, own), weight_bytes=3 * MB, work_bytes=5 * MB)
+    before, after = (plan_memory(Start("model"), Machine(1000 * MB), Card(), each) for each in (plain, needs))  # type: ignore[arg-type]
+    assert after.memory["weights"] - before.memory["weights"] == 3 * MB
+    assert after.memory["activations"] - before.memory["activations"] == 5 * MB
+    assert after.pages == (1000 * MB - after.memory["activations"] - HEAD_ROOM) // (16 * (1024 + 2 * 512))
+
+
 def test_no_memory_at_all() -> None:
     with pytest.raises(StartError):
-        plan_memory(Start("model"), Machine(0), Card(), 0)  # type: ignore[arg-type]
+        plan_memory(Start("model"), Machine(0), Card(), Needs())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

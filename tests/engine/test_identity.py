@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.engine.drafters.draft import Commit, Draft, Drafter, Needs
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Drafter, Needs, Terms
 from forerun.messages import SamplingParams
 from tests.engine.tiny import VOCAB, Front, Sequence_, alone, params_for, random_tree, tiny_engine
 
@@ -77,7 +77,7 @@ class Script:
                 assert commit.features[i].shape[0] == len(commit.tokens[i])
                 self.features.setdefault(row, []).append(commit.features[i])
 
-    def propose(self, rows: list[int], budget: list[int]) -> list[Draft]:
+    def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
         self.calls += 1
         drafts = []
         for row, most in zip(rows, budget):

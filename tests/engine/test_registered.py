@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import tempfile
 from itertools import cycle, islice
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.engine.drafters.draft import Commit, Draft, Drafter
-from forerun.engine.drafters.registry import DRAFTERS, Setting, open_drafter
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Drafter, Terms
+from forerun.engine.drafters.registry import DRAFTERS, open_drafter
+from tests.engine.drafters.companions import setting, write_tiny
 from tests.engine.test_identity import KINDS, fresh, live, prompt_of, truth
 from tests.engine.tiny import ROWS, VOCAB, Front, Sequence_, params_for, tiny_engine
 
-SPECS = {name: [name] for name in DRAFTERS} | {"suffix": ["suffix", "suffix=chain", "suffix=private", "ngram+suffix"]}
-"""What to open of each drafter: its name, unless it needs a value or has variants."""
+SPECS = {name: [name] for name in DRAFTERS} | {
+    "suffix": ["suffix", "suffix=chain", "suffix=private", "ngram+suffix"],
+    "model": ["model={itself}", "suffix+model={stranger}+model={itself}"],
+}
+"""What to open of each drafter: its name, unless it needs a value or has variants. In braces: the tiny target as a draft model, and another
+one."""
 ALL = [spec for specs in SPECS.values() for spec in specs]
 LOOPING = ("greedy", "greedy, alternatives", "temperature", "top-k")
 
@@ -33,9 +41,9 @@ class Watched:
         self._drafter.absorb(commit)
         self.rows |= set(commit.rows)
 
-    def propose(self, rows: list[int], budget: list[int]) -> list[Draft]:
+    def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
         assert set(rows) <= self.rows and all(0 < most <= self.needs.most for most in budget)
-        drafts = self._drafter.propose(rows, budget)
+        drafts = self._drafter.propose(rows, budget, terms)
         for draft, most in zip(drafts, budget, strict=True):
             assert draft.count <= most
         self.drafts += drafts
@@ -46,8 +54,21 @@ class Watched:
         self.rows -= set(rows)
 
 
+@functools.cache
+def folders() -> tuple[tempfile.TemporaryDirectory[str], dict[str, Path]]:
+    """Written once, gone with the process."""
+    home = tempfile.TemporaryDirectory()
+    place = Path(home.name)
+    return home, {"itself": write_tiny(place / "itself"), "stranger": write_tiny(place / "stranger", 7)}
+
+
+def open_any(spec: str, nodes: int = 8) -> Drafter:
+    models = folders()[1]
+    return open_drafter(spec.format(**models), setting(models["itself"], nodes))
+
+
 def opened(spec: str, nodes: int = 8) -> Watched:
-    return Watched(open_drafter(spec, Setting(nodes)))
+    return Watched(open_any(spec, nodes))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -91,7 +112,7 @@ def test_all_kinds_together(spec: str) -> None:
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_batch_chunks_preemption_prefix_and_restart(spec: str, data: st.DataObject) -> None:
-    live(data, lambda _: open_drafter(spec, Setting(8)))
+    live(data, lambda _: open_any(spec))
 
 
 @pytest.mark.parametrize("spec", ALL)
@@ -127,13 +148,13 @@ def test_a_poisoned_memory(spec: str, kind: str) -> None:
     """Whatever others made the drafter believe: texts that go as this one does and then wrongly, at every place, or into its stop."""
     answer = truth(kind, 1, 21, stop=(VOCAB - 1,))
     drafter = opened(spec)
+    front = Front(tiny_engine(drafter))
     for place in range(1, len(answer.tokens)):
         for wrong in ((answer.tokens[place] + 1) % VOCAB, VOCAB - 1):
             text = [*answer.tokens[:place], wrong, wrong]
             drafter.absorb(Commit([0], [0], [text], [wrong], None, [0], [""]))
             drafter.propose([0], [8])
             drafter.forget([0])
-    front = Front(tiny_engine(drafter))
     for _ in range(2):
         sequence = fresh(answer)
         front.admit(sequence)

@@ -11,7 +11,7 @@ import torch
 from forerun.backends.base import AttentionSpec, Backend, Pool, PoolSpec
 from forerun.backends.registry import open_backend
 from forerun.engine.batch import Batch
-from forerun.engine.drafters.draft import Draft, Drafter, Silent
+from forerun.engine.drafters.draft import Draft, Drafter, Place, Silent
 from forerun.engine.drafters.speculator import Speculator
 from forerun.engine.engine import Engine
 from forerun.engine.models.model import Output
@@ -40,11 +40,10 @@ class TinyModel:
         format = "f32" if dtype == torch.float32 else "bf16"
         draw = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
         self.table = draw(VOCAB, 32).to(dtype)
-        self.blocks = [
-            tuple(backend.pack(draw(*shape) * 0.25, format) for shape in ((64, 32), (32, 32), (96, 32), (32, 48)))
-            for _ in range(self.layers)
-        ]
-        self.head = backend.pack(draw(VOCAB, 32) * 0.6, format)
+        self.raw = [[draw(*shape) * 0.25 for shape in ((64, 32), (32, 32), (96, 32), (32, 48))] for _ in range(self.layers)]
+        self.raw_head = draw(VOCAB, 32) * 0.6
+        self.blocks = [tuple(backend.pack(matrix, format) for matrix in block) for block in self.raw]
+        self.head = backend.pack(self.raw_head, format)
         self.ones = torch.ones(32)
         angles = torch.outer(torch.arange(LONGEST + 64).float(), 1e4 ** (-torch.arange(8) / 8))
         self.cos, self.sin = angles.cos(), angles.sin()
@@ -88,13 +87,17 @@ class Watched:
         return watched
 
 
-def tiny_engine(drafter: Drafter | None = None, dtype: torch.dtype = torch.float32, seed: int = 0) -> Engine:
+def tiny_engine(
+    drafter: Drafter | None = None, dtype: torch.dtype = torch.float32, seed: int = 0, step_nodes: int = ROWS * NODES
+) -> Engine:
     backend = Watched(open_backend("cpu", 1))
     model = TinyModel(backend, seed, dtype)
     size = backend.caps.page_tokens
     ready = Ready(ROWS, PAGES, size, NODES, VOCAB, backend.name, model.dtype, "none", LONGEST, 64)
     rows = RowTable(ROWS, LONGEST, NODES, VOCAB, size)
-    speculator = Speculator(drafter or Silent(), VOCAB, LONGEST, NODES)
+    drafter = drafter or Silent()
+    drafter.needs.attach(Place(tuple(backend.pool(spec, PAGES) for spec in drafter.needs.pools), rows.table, ROWS, LONGEST))
+    speculator = Speculator(drafter, VOCAB, LONGEST, NODES, step_nodes)
     return Engine(ready, backend, model, backend.pool(model.pool, PAGES), rows, Sampler(backend.ops, VOCAB, 0.5, 2.0), speculator)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from forerun.engine.drafters.draft import Commit, Draft, Needs
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Terms
 from forerun.engine.drafters.ngram import Ngram
 from tests.engine.test_identity import fresh, truth
 from tests.engine.tiny import Front, tiny_engine
@@ -37,7 +37,7 @@ class Always:
     def absorb(self, commit: Commit) -> None:
         pass
 
-    def propose(self, rows: list[int], budget: list[int]) -> list[Draft]:
+    def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
         return [Draft.chain([1, 2], [0.75, 0.75]) for _ in rows]
 
     def forget(self, rows: list[int]) -> None:

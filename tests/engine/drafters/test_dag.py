@@ -7,18 +7,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forerun.backends.base import PoolSpec
 from forerun.engine.drafters.dag import Dag
-from forerun.engine.drafters.draft import Commit, Draft, Needs
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Terms
 from forerun.engine.drafters.registry import Setting, open_drafter
 from forerun.engine.errors import StartError
 from tests.engine.drafters.test_draft import trees
+
+POOL = PoolSpec(1, 1, 16, torch.float32)
 
 
 class Fixed:
     """Proposes what it is told to, and records what it hears."""
 
     def __init__(self, draft: Draft | None = None, dear: bool = False, layers: tuple[int, ...] = (), lazy: bool = True) -> None:
-        self.needs = Needs(layers, (1, 1, 16) if dear else None, 8, lazy)
+        self.needs = Needs(layers, (POOL,) if dear else (), 8, lazy)
         self.draft = draft or Draft.none()
         self.asked: list[list[int]] = []
         self.heard: list[Commit] = []
@@ -27,7 +30,7 @@ class Fixed:
     def absorb(self, commit: Commit) -> None:
         self.heard.append(commit)
 
-    def propose(self, rows: list[int], budget: list[int]) -> list[Draft]:
+    def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
         self.asked.append(rows)
         return [self.draft for _ in rows]
 
@@ -127,7 +130,7 @@ def test_everybody_hears_with_their_own_features() -> None:
     assert all(source.forgotten == [1] for source in sources) and not dag._known and not dag._asked
 
 
-@pytest.mark.parametrize("drafters", [[Fixed()], [Fixed()] * 5, [Fixed(dear=True)] * 2])
+@pytest.mark.parametrize("drafters", [[Fixed()], [Fixed()] * 5])
 def test_what_cannot_be_joined(drafters: list[Fixed]) -> None:
     with pytest.raises(StartError):
         Dag(drafters, 8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forerun.engine.drafters.draft import Commit, Draft, Needs
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Terms
 from forerun.engine.drafters.speculator import MOST_FAILURES
 from tests.engine.tiny import VOCAB, Front, Sequence_, alone, params_for, tiny_engine
 
@@ -28,7 +28,7 @@ class Faulty:
     def absorb(self, commit: Commit) -> None:
         self._call("absorb")
 
-    def propose(self, rows: list[int], budget: list[int]) -> list[Draft]:
+    def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
         self._call("propose")
         return [Draft.chain([1] * most) for most in budget]
 
@@ -74,7 +74,7 @@ class Malformed(Faulty):
         super().__init__("")
         self.drafts = drafts
 
-    def propose(self, rows: list[int], budget: list[int]) -> list[Draft]:
+    def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
         self._call("propose")
         return self.drafts
 
@@ -104,7 +104,7 @@ def test_illegal_ids_and_too_many_nodes_are_cut_quietly(caplog: pytest.LogCaptur
 
 def test_budget_and_price_bound_the_nodes() -> None:
     class Doubtful(Faulty):
-        def propose(self, rows: list[int], budget: list[int]) -> list[Draft]:
+        def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
             return [Draft.chain([1] * most, [0.5] * most) for most in budget]
 
     for price, depth in ((0.0, 8), (0.3, 1), (0.1, 3), (0.6, 0)):
