@@ -29,12 +29,15 @@ class Ask:
 @dataclasses.dataclass(slots=True)
 class Reading:
     """What one event says. `tokens`: new ones; `total`: all tokens of the answer so far, where the server tells (it then overrides the
-    count of events); `error`: the server's own words."""
+    count of events); `error`: the server's own words; `id`: of the new token, where the server tells it; `guesses`: (drafted, accepted,
+    steps) of the whole answer, where it tells that."""
 
     tokens: int = 0
     total: int | None = None
     error: str = ""
     done: bool = False
+    id: int | None = None
+    guesses: tuple[int, int, int] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,12 +51,23 @@ class Api:
     streamed: bool = True
 
 
+class _Speculation(msgspec.Struct):
+    drafted: int = 0
+    accepted: int = 0
+    steps: int = 0
+
+
 class _TgiDetails(msgspec.Struct):
     generated_tokens: int = 0
+    speculation: _Speculation | None = None
+
+
+class _TgiToken(msgspec.Struct):
+    id: int
 
 
 class _TgiEvent(msgspec.Struct):
-    token: dict[str, Any] | None = None
+    token: _TgiToken | None = None
     generated_text: str | None = None
     details: _TgiDetails | None = None
     error: str | None = None
@@ -90,8 +104,13 @@ def _read_tgi(data: bytes) -> Reading:
     event = _tgi.decode(data)
     if event.error is not None:
         return Reading(error=event.error, done=True)
-    total = event.details.generated_tokens if event.details else None
-    return Reading(tokens=int(event.token is not None), total=total, done=event.generated_text is not None)
+    details, token = event.details, event.token
+    reading = Reading(tokens=int(token is not None), done=event.generated_text is not None, id=token.id if token else None)
+    if details:
+        reading.total = details.generated_tokens
+    if details and details.speculation:
+        reading.guesses = (details.speculation.drafted, details.speculation.accepted, details.speculation.steps)
+    return reading
 
 
 def _read_openai(data: bytes) -> Reading:

@@ -55,15 +55,38 @@ def _parser() -> argparse.ArgumentParser:
     _server_options(load)
     _load_options(load)
     _output_options(load, "bench/out/load.json")
-    foundation = commands.add_parser("foundation", help="start our own server and check its speed bars")
-    foundation.set_defaults(run=_foundation)
-    foundation.add_argument("--model-id", default="models/smollm2-135m-instruct", help="an HF folder (default: %(default)s)")
-    foundation.add_argument("--quick", action="store_true", help="fewer rounds: about a minute instead of four")
-    foundation.add_argument("--strict", action="store_true", help="exit with 1 when a bar is missed")
-    foundation.add_argument("--only", type=_numbers(str), default=[], metavar="PART,…", help="of start, speed, memory, front")
-    foundation.add_argument("server_flags", nargs="*", metavar="-- FLAG", help="further flags of the server")
-    _output_options(foundation, "bench/out/foundation.json")
+    _foundation_options(commands.add_parser("foundation", help="start our own server and check its speed bars"))
+    _speculation_options(commands.add_parser("speculation", help="our server with guesses against the same without, on many loads"))
     return parser
+
+
+def _foundation_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_foundation)
+    _own_server_options(parser)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: about a minute instead of four")
+    parser.add_argument("--only", type=_numbers(str), default=[], metavar="PART,…", help="of start, speed, memory, front")
+    _output_options(parser, "bench/out/foundation.json")
+
+
+def _speculation_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_speculation)
+    _own_server_options(parser)
+    parser.add_argument("--speculator", default="auto", metavar="SPEC", help="what is measured against `none` (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="1, 4 and 16 streams once: about three minutes instead of twenty")
+    parser.add_argument("--streams", type=_numbers(int), default=[], metavar="N,…", help="instead of 1,2,4,8,16,32")
+    parser.add_argument("--rounds", type=int, default=0, metavar="N", help="of the whole sweep, each with other prompts (default: 3)")
+    parser.add_argument("--add", action="store_true", help="keep the rounds that the result file has, and add to them")
+    parser.add_argument("--prompts", type=Path, metavar="FOLDER", help="workloads as NAME.jsonl files instead of those made here")
+    parser.add_argument("--only", type=_numbers(str), default=[], metavar="NAME,…", help="some of the workloads")
+    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
+    parser.add_argument("--seed", type=int, default=0, help="which prompts are used, and which of them meet")
+    _output_options(parser, "bench/out/speculation.json")
+
+
+def _own_server_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model-id", default="models/smollm2-135m-instruct", help="an HF folder (default: %(default)s)")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 when a bar is missed")
+    parser.add_argument("server_flags", nargs="*", metavar="-- FLAG", help="further flags of the server")
 
 
 def _server_options(parser: argparse.ArgumentParser) -> None:
@@ -189,6 +212,38 @@ def _foundation(options: argparse.Namespace) -> int:
         picture = options.out.with_suffix(".png")
         plots.bars([bar.name for bar in bars], [bar.cost for bar in bars], [bar.passed for bar in bars], picture, "forerun: the speed bars")
         print(f"plot: {picture}")
+    return int(options.strict and not all(bar.passed for bar in bars))
+
+
+def _speculation(options: argparse.Namespace) -> int:
+    from forerun.bench import speculation, sweep, workloads
+    from forerun.bench.template import chat_form
+
+    settings = speculation.Settings.quick() if options.quick else speculation.Settings()
+    streams, rounds = options.streams or settings.streams, options.rounds or settings.rounds
+    settings = dataclasses.replace(settings, streams=streams, rounds=rounds, tokens=options.max_new_tokens, seed=options.seed)
+    chosen = workloads.from_folder(options.prompts, options.only) if options.prompts else workloads.made(options.only)
+    plots.require()
+    kept = speculation.earlier(json.loads(options.out.read_text())["outcomes"]) if options.add and options.out.exists() else []
+    form = chat_form(Path(options.model_id))
+    measured = speculation.Sweep(options.model_id, options.speculator, options.server_flags, settings, form, show_progress())
+    try:
+        _run(measured.run(chosen))
+    finally:  # whatever came out of a long run that broke off
+        outcomes = [*kept, *speculation.numbered(measured.outcomes, kept)]
+        _write(
+            options.out,
+            {"settings": _settings(options), "machine": machine(), "outcomes": [dataclasses.asdict(one) for one in outcomes]},
+        )
+    spots = sweep.condense(outcomes)
+    picture = options.out.with_suffix(".png")
+    plots.speculation(spots, picture, sweep.NEVER_LOSES)
+    bars = sweep.bars(spots, {workload.name: workload.wanted for workload in chosen})
+    print(f"speed over plain decoding (guesses a sequence and step)\n{sweep.table(spots)}\n\n{present(bars, measured.remarks)}")
+    print(f"plot: {picture}")
+    differing = speculation.describe(outcomes)
+    if differing:
+        raise BenchError("ANSWERS DIFFER with and without guesses, which must never be:\n  " + "\n  ".join(differing))
     return int(options.strict and not all(bar.passed for bar in bars))
 
 

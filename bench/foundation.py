@@ -15,7 +15,7 @@ from forerun.bench import process, prompts
 from forerun.bench.apis import APIS, Ask
 from forerun.bench.bars import Bar
 from forerun.bench.errors import BenchError
-from forerun.bench.launched import Launched
+from forerun.bench.launched import Launched, ours
 from forerun.bench.load import Amount, Load, Target
 from forerun.bench.records import Record, Shape, steady_rate
 from forerun.bench.stats import median
@@ -84,7 +84,7 @@ class Foundation:
         if set(parts) & {"start", "speed", "memory"}:
             bars += await self._with_model(parts)
         if "front" in parts:
-            async with Launched(self._model_id, [*self._flags, *ECHO_FLAGS]) as server:
+            async with Launched(ours(self._model_id, [*self._flags, *ECHO_FLAGS])) as server:
                 bars += await self._front(server)
         self.remarks.append(f"other programs took {others.share():.0%} of the machine meanwhile")
         return bars
@@ -95,9 +95,9 @@ class Foundation:
         flags = [word for name, value in MODEL_FLAGS.items() if name not in self._flags for word in (name, value)] + self._flags
         for number in range(self._settings.starts - 1 if "start" in parts else 0):
             self._progress(f"start {number + 1}")
-            async with Launched(self._model_id, flags) as server:
+            async with Launched(ours(self._model_id, flags)) as server:
                 seconds.append(server.ready_seconds)
-        async with Launched(self._model_id, flags) as server:
+        async with Launched(ours(self._model_id, flags)) as server:
             seconds.append(server.ready_seconds)
             if "start" in parts:
                 self.details["start_seconds"] = seconds

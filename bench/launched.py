@@ -1,8 +1,9 @@
-"""A server of ours, started as users start it, watched from outside and stopped by SIGTERM."""
+"""A server, ours or another, started as users start it, watched from outside and stopped by SIGTERM."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import socket
@@ -27,17 +28,30 @@ class StartFailed(BenchError):
     """The server ended, or was not ready in time; carries the end of its log."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Program:
+    """`words`: its command line, with PORT in place of the port. `health`: a route that answers 200 when it can generate."""
+
+    words: Sequence[str]
+    health: str = "/health"
+
+
+def ours(model_id: str, flags: Sequence[str]) -> Program:
+    serve = [sys.executable, "-m", "forerun.cli", "serve", "--model-id", model_id]
+    return Program([*serve, "--hostname", "127.0.0.1", "--port", "PORT", *flags])
+
+
 class Launched:
-    """`async with Launched(model, flags) as server`: it is ready inside. `ready_seconds`: from the start of the process to the first
+    """`async with Launched(program) as server`: it is ready inside. `ready_seconds`: from the start of the process to the first
     healthy answer. `exit_code`: after the end, 0 when it drained as it should."""
 
-    def __init__(self, model_id: str, flags: Sequence[str]) -> None:
+    def __init__(self, program: Program) -> None:
         port = _free_port()
         self.origin = Origin("127.0.0.1", port, tls=False, prefix="")
         self.ready_seconds = 0.0
         self.exit_code: int | None = None
-        self._command = [sys.executable, "-m", "forerun.cli", "serve", "--model-id", model_id]
-        self._command += ["--hostname", "127.0.0.1", "--port", str(port), *flags]
+        self._health = program.health
+        self._command = [str(port) if word == "PORT" else word for word in program.words]
         self._log = Path(tempfile.gettempdir()) / f"forerun-bench-{os.getpid()}-{port}.log"
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -46,7 +60,7 @@ class Launched:
         began = time.perf_counter()
         self._spawn()
         try:
-            while await self._status("/health") != 200:
+            while await self._status(self._health) != 200:
                 self._check(time.perf_counter() - began)
                 await asyncio.sleep(POLL_SECONDS)
         except BaseException:
@@ -79,7 +93,7 @@ class Launched:
         return await Connection(self.origin, {"Connection": "close"}).exchange("GET", path, b"", sink)
 
     async def metrics(self) -> dict[str, float]:
-        """The server's metrics by their full name, labels included as they are written."""
+        """The server's metrics by their full name, labels included as they are written. Ours only."""
         pieces: list[bytes] = []
         await self._get("/metrics", pieces.append)
         lines = (line for line in b"".join(pieces).decode().splitlines() if line and not line.startswith("#"))
@@ -90,6 +104,11 @@ class Launched:
         """Process id."""
         assert self._child is not None
         return self._child.pid
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the server and the processes it started hold in RAM, pages that they share counted once."""
+        return process.family_bytes(self.front)
 
     @property
     def worker(self) -> int:

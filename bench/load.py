@@ -33,10 +33,12 @@ class Target:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Amount:
-    """When to stop sending: after so many requests, or so many seconds (0 = no such limit; one of them must be set)."""
+    """When to stop sending: after so many requests, or so many seconds (0 = no such limit; one of them must be set). `cut`: a closed loop
+    ends when one of its streams finds no more work; the others hang up, and their records say so."""
 
     requests: int = 0
     seconds: float = 0.0
+    cut: bool = False
 
     def __post_init__(self) -> None:
         if self.requests <= 0 and self.seconds <= 0:
@@ -80,7 +82,15 @@ class Load:
                 await self._send(connection, body, record)
             connection.close()
 
-        await asyncio.gather(*(client() for _ in range(streams)))
+        clients = [asyncio.create_task(client()) for _ in range(streams)]
+        try:
+            await asyncio.wait(clients, return_when=asyncio.FIRST_COMPLETED if amount.cut else asyncio.FIRST_EXCEPTION)
+        finally:
+            for one in clients:
+                one.cancel()
+        for ended in await asyncio.gather(*clients, return_exceptions=True):
+            if ended is not None and not isinstance(ended, asyncio.CancelledError):
+                raise ended
 
     async def _open(self, shape: Shape, amount: Amount, seed: int, records: list[Record]) -> None:
         idle: list[Connection] = []
@@ -125,6 +135,9 @@ class Load:
             record.error = "timeout"
         except OSError as error:
             record.error = f"connection: {error}"
+        except asyncio.CancelledError:
+            record.cut = True
+            raise
         finally:
             record.ended = time.perf_counter()
             self._running -= 1
@@ -167,6 +180,9 @@ class _Reader:
             return
         if reading.tokens:
             record.arrivals.append(now)
+        if reading.id is not None:
+            record.ids.append(reading.id)
+        record.guesses = reading.guesses or record.guesses
         record.tokens = reading.total if reading.total is not None else record.tokens + reading.tokens
         record.error = reading.error or record.error
         self._done = self._done or reading.done

@@ -9,6 +9,7 @@ from typing import Any
 from forerun.bench.errors import BenchError
 from forerun.bench.records import Point, Record
 from forerun.bench.stats import percentile
+from forerun.bench.sweep import Spot
 
 
 def _pyplot() -> Any:
@@ -93,4 +94,30 @@ def policies(names: Sequence[str], series: dict[str, list[float]], path: Path) -
     axis.invert_yaxis()
     axis.set(xlabel="speed over plain decoding", xscale="log")
     axis.legend(fontsize=7)
+    _save(pyplot, figure, path)
+
+
+def speculation(spots: Sequence[Spot], path: Path, floor: float) -> None:
+    """Against the number of streams, a line for each workload: speed over plain decoding with the spread of its rounds, guesses of a
+    sequence in a step, and the share of guesses that held."""
+    pyplot = _pyplot()
+    figure, (ratio, guesses, acceptance) = pyplot.subplots(1, 3, figsize=(14, 4.6), layout="constrained")
+    for name in dict.fromkeys(spot.workload for spot in spots):
+        own = sorted((spot for spot in spots if spot.workload == name), key=lambda spot: spot.streams)
+        places = [spot.streams for spot in own]
+        spread = [[spot.ratio - spot.least for spot in own], [spot.most - spot.ratio for spot in own]]
+        ratio.errorbar(places, [spot.ratio for spot in own], spread, fmt="o-", capsize=2, label=name)
+        guesses.plot(places, [spot.guesses for spot in own], "o-", label=name)
+        acceptance.plot(places, [spot.acceptance for spot in own], "o-", label=name)
+    ratio.axhline(floor, color="black", linewidth=1, linestyle=":", label=f"never less than {floor}")
+    ratio.set(title="speed with guesses over speed without", ylabel="ratio of tokens/s", ylim=(0, None))
+    guesses.set(title="guesses close as load grows", ylabel="guesses of a sequence in a step", ylim=(0, None))
+    acceptance.set(title="guesses that held", ylabel="share", ylim=(0, 1))
+    counts = sorted({spot.streams for spot in spots})
+    for axis in (ratio, guesses, acceptance):
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(counts, [str(count) for count in counts])
+        axis.set_xlabel("streams")
+        axis.grid(alpha=0.3)
+    ratio.legend(fontsize=8)
     _save(pyplot, figure, path)

@@ -30,6 +30,12 @@ def resident_bytes(pid: int) -> int:
     raise ValueError(f"process {pid} has no memory of its own (a zombie?)")
 
 
+def family_bytes(pid: int) -> int:
+    """Memory in RAM of the process and its descendants; a page that several of them map counts once in all (Pss)."""
+    own = next(line for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() if line.startswith("Pss:"))
+    return int(own.split()[1]) * 1024 + sum(map(family_bytes, children(pid)))
+
+
 def children(pid: int) -> list[int]:
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():

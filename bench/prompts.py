@@ -23,7 +23,12 @@ class PromptError(ValueError):
 
 
 def from_file(path: Path) -> Iterator[str]:
-    """The first turn of each line's {"turns": [...]}, over and over in the file's order. Raises PromptError at once."""
+    """The file's prompts over and over, in its order. Raises PromptError at once."""
+    return itertools.cycle(read(path))
+
+
+def read(path: Path) -> list[str]:
+    """The first turn of each line's {"turns": [...]}. Raises PromptError."""
     prompts = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():
@@ -34,7 +39,7 @@ def from_file(path: Path) -> Iterator[str]:
             raise PromptError(f'{path}, line {number}: expected {{"turns": ["first message", …]}} ({error!r})') from error
     if not prompts:
         raise PromptError(f"{path} has no prompts")
-    return itertools.cycle(prompts)
+    return prompts
 
 
 def synthetic(words: int, seed: int = 0) -> Iterator[str]:

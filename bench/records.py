@@ -15,7 +15,8 @@ class Record:
     """One request. All times in seconds of one monotonic clock.
 
     `due`: when it ought to have been sent. In an open loop that may be before `sent`; latencies count from `due`, so that a client that
-    falls behind cannot make the server look better. `arrivals`: when each event with tokens came. `error`: empty when all went well."""
+    falls behind cannot make the server look better. `arrivals`: when each event with tokens came. `error`: empty when all went well.
+    `ids`: the tokens, and `guesses`: (drafted, accepted, steps), where the server tells. `cut`: the client hung up before the end."""
 
     due: float
     sent: float = 0.0
@@ -23,6 +24,9 @@ class Record:
     tokens: int = 0
     ended: float = 0.0
     error: str = ""
+    ids: list[int] = dataclasses.field(default_factory=list)
+    guesses: tuple[int, int, int] | None = None
+    cut: bool = False
 
     @property
     def first_token_seconds(self) -> float:
@@ -84,6 +88,16 @@ def steady_rate(records: Sequence[Record], streams: int) -> float:
     if end <= start:
         return 0.0
     return sum(sum(start < time <= end for time in record.arrivals) for record in records) / (end - start)
+
+
+def busy_time(records: Sequence[Record]) -> tuple[float, int]:
+    """Of a closed loop: seconds from its first request until one of its streams found no more work, and the tokens that came meanwhile.
+    (0, 0) when nothing was sent. `records` are in the order they were due."""
+    if not records:
+        return 0.0, 0
+    last_due = records[-1].due
+    end = min(record.ended for record in records if record.ended >= last_due)
+    return end - records[0].due, sum(sum(time <= end for time in record.arrivals) for record in records)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from forerun.bench import process
 from forerun.bench.foundation import Foundation, Settings
-from forerun.bench.launched import Launched, StartFailed
+from forerun.bench.launched import Launched, StartFailed, ours
 from forerun.engine.testmodel import write_model
 
 TINY = Settings(
@@ -43,13 +44,14 @@ async def test_the_front_alone(model: str) -> None:
 
 async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(StartFailed, match=r"ended with [1-9]") as caught:
-        async with Launched(str(tmp_path / "nothing"), []):
+        async with Launched(ours(str(tmp_path / "nothing"), [])):
             pass
     assert "nothing" in str(caught.value)
 
 
 async def test_a_server_is_watched_and_stopped(model: str) -> None:
-    async with Launched(model, [*FLAGS, "--echo"]) as server:
+    async with Launched(ours(model, [*FLAGS, "--echo"])) as server:
+        assert server.memory > process.resident_bytes(server.front) / 2
         assert server.ready_seconds > 0
         assert server.worker != server.front
         assert (await server.metrics())["tgi_request_count"] == 0

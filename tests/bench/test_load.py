@@ -140,3 +140,19 @@ async def test_greedy_is_asked_for_in_each_servers_way() -> None:
 def test_tgi_cannot_ignore_the_end_of_text() -> None:
     with pytest.raises(ValueError, match="--ignore-eos"):
         APIS["tgi"].body("x", Ask(1, ignore_eos=True))
+
+
+async def test_a_loop_that_is_cut_ends_with_the_first_stream_that_finds_no_work() -> None:
+    """Three streams share four requests: when one of the first three has ended and taken the fourth, the next to end finds none."""
+    async with serving(Fake(tokens=5, gap=0.02)) as fake:
+        records = await load(fake, "tgi").run(Shape(streams=3), Amount(requests=4, cut=True))
+    assert len(records) == 4
+    assert [record.error for record in records] == [""] * 4
+    assert records[3].cut and not all(record.cut for record in records)
+    assert all(record.tokens < 5 for record in records if record.cut)
+    assert fake.running == 0
+
+
+async def test_tokens_are_remembered_where_the_server_names_them() -> None:
+    (record,) = await run(Fake(tokens=3), "tgi")
+    assert record.ids == [1, 2, 3]

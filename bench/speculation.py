@@ -1,0 +1,196 @@
+"""Speculation on against off, over HTTP: the same requests to two servers of one build, in turns, from one to many streams.
+
+Two servers rather than one whose requests switch guesses off: the yardstick is the server that never guesses, with nothing of speculation
+in its memory or its steps. While one is measured the other is idle, and each prompt goes to both in the same hour, minute and order. The
+answers must be the same, token by token; a single one that differs fails the run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from forerun.bench import process, prompts
+from forerun.bench.apis import APIS, Ask
+from forerun.bench.errors import BenchError
+from forerun.bench.launched import Launched, ours
+from forerun.bench.load import Amount, Load, Target
+from forerun.bench.records import Record, Shape, busy_time
+from forerun.bench.stats import median
+from forerun.bench.sweep import Match, Outcome, Side, lives
+from forerun.bench.workloads import Workload
+
+FLAGS = {"--max-batch-total-tokens": "32768", "--max-total-tokens": "4096"}
+"""unless given otherwise"""
+WARM_TOKENS = 48
+GAUGES = ("forerun_speculation", "forerun_guard")
+"""beginnings of the names under which a server shows what its controller thinks"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    """`tokens`: most of an answer. `seed`: which prompts meet in a match."""
+
+    streams: Sequence[int] = (1, 2, 4, 8, 16, 32)
+    rounds: int = 3
+    tokens: int = 128
+    seed: int = 0
+
+    @classmethod
+    def quick(cls) -> Settings:
+        return cls(streams=(1, 4, 16), rounds=1)
+
+
+class Sweep:
+    """Runs a plan. `outcomes`: of the matches so far; `remarks`: for people."""
+
+    def __init__(
+        self,
+        model_id: str,
+        speculator: str,
+        flags: Sequence[str],
+        settings: Settings,
+        form: Callable[[str], str],
+        say: Callable[[str], None],
+    ) -> None:
+        given = [word for name, value in FLAGS.items() if name not in flags for word in (name, value)]
+        self._programs = [ours(model_id, [*given, *flags, "--speculator", name]) for name in (speculator, "none")]
+        self._settings = settings
+        self._form = form
+        self._say = say
+        self._ask = Ask(settings.tokens, extra={"details": True})
+        self.outcomes: list[Outcome] = []
+        self.remarks: list[str] = []
+
+    async def run(self, workloads: Sequence[Workload]) -> list[Outcome]:
+        """Raises BenchError when a request failed or a server did not start."""
+        plan = lives(workloads, self._settings.streams, self._settings.rounds, self._settings.seed)
+        total, others = sum(map(len, plan)), process.Others()
+        for life in plan:
+            self._say(f"{len(self.outcomes)}/{total}: starting two servers")
+            async with Launched(self._programs[0]) as guessing, Launched(self._programs[1]) as plain:
+                for server in (guessing, plain):
+                    await self._warm(server, max(match.streams for match in life))
+                for match in life:
+                    self._say(f"{len(self.outcomes) + 1}/{total}: {match.workload}, {match.streams} streams, round {match.round + 1}")
+                    self.outcomes.append(await self._match(guessing, plain, match))
+        self.remarks.append(f"other programs took {others.share():.0%} of the machine meanwhile")
+        return self.outcomes
+
+    async def _warm(self, server: Launched, streams: int) -> None:
+        """Touches the memory that the largest batch needs, and records its steps, with texts that no workload has."""
+        load = Load(Target(server.origin, APIS["tgi"]), Ask(WARM_TOKENS), prompts.synthetic(WARM_TOKENS))
+        for count in sorted({1, streams}):
+            _checked(await load.run(Shape(streams=count), Amount(requests=2 * count)))
+
+    async def _match(self, guessing: Launched, plain: Launched, match: Match) -> Outcome:
+        order = (guessing, plain) if match.guessing_first else (plain, guessing)
+        taken = {server: await self._take(server, match) for server in order}
+        (fast, counts), (slow, plain_counts) = taken[guessing], taken[plain]
+        steps = counts.committed - counts.accepted  # each step of a sequence brings one token that was not guessed
+        return Outcome(
+            match.round,
+            match.workload,
+            match.streams,
+            _side(fast, counts),
+            _side(slow, plain_counts),
+            guesses=counts.drafted / steps if steps else 0.0,
+            acceptance=counts.accepted / counts.drafted if counts.drafted else 0.0,
+            tokens=counts.committed / steps if steps else 0.0,
+            differing=differing(match.prompts, fast, slow),
+            state=counts.state,
+        )
+
+    async def _take(self, server: Launched, match: Match) -> tuple[list[Record], Counts]:
+        """The match on one server, and what its counters gained by it."""
+        load = Load(Target(server.origin, APIS["tgi"]), self._ask, map(self._form, match.prompts))
+        before = Counts.of(await server.metrics())
+        records = await load.run(Shape(streams=match.streams), Amount(requests=len(match.prompts), cut=True))
+        return _checked(records), Counts.of(await server.metrics()).since(before)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Counts:
+    """What a server has counted. `decode_seconds` of `decode_steps`: steps without prompts. `state`: its speculation's gauges."""
+
+    drafted: float
+    accepted: float
+    committed: float
+    decode_steps: float
+    decode_seconds: float
+    state: dict[str, float]
+
+    @classmethod
+    def of(cls, metrics: dict[str, float]) -> Counts:
+        def total(name: str) -> float:
+            return sum(value for full, value in metrics.items() if full.partition("{")[0] == name)
+
+        return cls(
+            drafted=total("forerun_drafted_tokens_total"),
+            accepted=total("forerun_accepted_tokens_total"),
+            committed=total("forerun_committed_tokens_total"),
+            decode_steps=metrics.get('tgi_batch_inference_duration_count{method="decode"}', 0.0),
+            decode_seconds=metrics.get('tgi_batch_inference_duration_sum{method="decode"}', 0.0),
+            state={name: value for name, value in metrics.items() if name.startswith(GAUGES) and "_bucket" not in name},
+        )
+
+    def since(self, before: Counts) -> Counts:
+        return Counts(
+            self.drafted - before.drafted,
+            self.accepted - before.accepted,
+            self.committed - before.committed,
+            self.decode_steps - before.decode_steps,
+            self.decode_seconds - before.decode_seconds,
+            self.state,
+        )
+
+
+def _checked(records: list[Record]) -> list[Record]:
+    """Raises BenchError when a request failed: a figure of a run with errors says nothing."""
+    errors = {record.error for record in records if record.error}
+    if errors:
+        raise BenchError(f"requests failed: {'; '.join(sorted(errors))}")
+    return records
+
+
+def _side(records: Sequence[Record], counts: Counts) -> Side:
+    finished = [record for record in records if not record.cut]
+    seconds, tokens = busy_time(records)
+    return Side(
+        seconds,
+        tokens,
+        requests_rate=len(finished) / (max(record.ended for record in finished) - records[0].due),
+        first_token_ms=median(record.first_token_seconds for record in records if record.arrivals) * 1000,
+        step_ms=counts.decode_seconds / counts.decode_steps * 1000 if counts.decode_steps else 0.0,
+    )
+
+
+def differing(asked: Sequence[str], left: Sequence[Record], right: Sequence[Record]) -> list[str]:
+    """The prompts whose answers are not the same, and from which token on; of answers that were cut, as far as both go."""
+    found = []
+    for text, one, other in zip(asked, left, right, strict=True):
+        length = min(len(one.ids), len(other.ids))
+        at = next((place for place in range(length) if one.ids[place] != other.ids[place]), length)
+        short = at < max(len(one.ids), len(other.ids)) and not (one.cut if len(one.ids) < len(other.ids) else other.cut)
+        if at < length or short:
+            found.append(f"token {at + 1} of the answer to {text[:60]!r}")
+    return found
+
+
+def describe(outcomes: Sequence[Outcome]) -> list[str]:
+    """The differing answers, for people."""
+    return [f"{one.workload}, {one.streams} streams: {text}" for one in outcomes for text in one.differing]
+
+
+def earlier(details: Any) -> list[Outcome]:
+    """Outcomes as JSON has them."""
+    return msgspec.convert(details, list[Outcome])
+
+
+def numbered(outcomes: Sequence[Outcome], after: Sequence[Outcome]) -> list[Outcome]:
+    """`outcomes` as rounds that follow those of `after`."""
+    start = max((one.round for one in after), default=-1) + 1
+    return [dataclasses.replace(one, round=one.round + start) for one in outcomes]
