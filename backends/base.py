@@ -24,12 +24,13 @@ from forerun.kernels.quant import Codes
 @dataclasses.dataclass(frozen=True, slots=True)
 class Caps:
     """What the engine must know of a device. `page_tokens`: positions a KV page holds. `dtypes`: weight types it can compute with, best
-    first. `graphs`: `capture` records and replays. `device_lengths`: sequence lengths may stay on the device. `tree_attention`:
-    attention follows `Batch.parents`. `max_nodes`: most guessed nodes a segment may have. `batch_invariant`: see the module's head.
-    `shared_memory`: other programs use the device's memory too, so that nobody takes all of it unasked."""
+    first. `kv_dtypes`: what a pool can hold. `graphs`: `capture` records and replays. `device_lengths`: sequence lengths may stay on the
+    device. `tree_attention`: attention follows `Batch.parents`. `max_nodes`: most guessed nodes a segment may have. `batch_invariant`: see
+    the module's head. `shared_memory`: other programs use the device's memory too, so that nobody takes all of it unasked."""
 
     page_tokens: int
     dtypes: tuple[torch.dtype, ...]
+    kv_dtypes: tuple[torch.dtype, ...]
     graphs: bool
     device_lengths: bool
     tree_attention: bool
@@ -46,16 +47,25 @@ class PoolSpec:
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    """int8: codes, with a float32 scale for each position and head"""
+
+    @property
+    def position_bytes(self) -> int:
+        """What the keys and values of one position take in all layers."""
+        return 2 * self.layers * self.kv_heads * (self.head_dim * self.dtype.itemsize + (4 if self.dtype == torch.int8 else 0))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pool:
     """KV storage. `keys` and `values`: [layers, pages, kv_heads, page_tokens, head_dim]. Slot s of a layer is
-    [s // page_tokens, :, s % page_tokens]."""
+    [s // page_tokens, :, s % page_tokens]. Where they are int8 an entry is scale · codes, scales float32 [layers, pages, kv_heads,
+    page_tokens]; else there are none."""
 
     spec: PoolSpec
     keys: Tensor
     values: Tensor
+    key_scales: Tensor | None = None
+    value_scales: Tensor | None = None
 
     @property
     def page_tokens(self) -> int:
@@ -158,7 +168,8 @@ class Ops(Protocol):
         ...
 
     def write_kv(self, qkv: Tensor, pool: Pool, layer: int, slots: Tensor, spec: AttentionSpec) -> None:
-        """Writes each row's keys and values, rounded to the pool's type, into its slot. slots int32 [n]."""
+        """Writes each row's keys and values, rounded to the pool's type (`quant.entries` where it is int8), into its slot. slots int32
+        [n]."""
         ...
 
     def attention(self, qkv: Tensor, pool: Pool, layer: int, rows: Rows, spec: AttentionSpec) -> Tensor:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from forerun.backends.base import Backend, PoolSpec
+from forerun.backends.base import Backend
 from forerun.backends.registry import open_backend
 from forerun.engine.drafters.draft import Drafter, Needs, Place
 from forerun.engine.drafters.registry import AUTO, Host, Setting, open_drafter
@@ -114,7 +114,7 @@ def plan_memory(start: Start, backend: Backend, model: Model, needs: Needs) -> S
     """Divide what is free after loading. The longest sequence must fit: where nobody asked for a length, the length gives way; where
     somebody did, that is an error. `needs`: the drafter's."""
     size, specs = backend.caps.page_tokens, (model.pool, *needs.pools)
-    page_bytes = sum(map(entry_bytes, specs)) * size
+    page_bytes = sum(spec.position_bytes for spec in specs) * size
     nodes = min(needs.most, start.speculate or needs.most, backend.caps.max_nodes)
     longest = min(start.max_total_tokens or model.max_tokens, model.max_tokens)
     step_tokens = min(start.max_step_tokens or STEP_TOKENS, start.max_rows * longest)
@@ -149,11 +149,6 @@ def plan_memory(start: Start, backend: Backend, model: Model, needs: Needs) -> S
         "head_room": HEAD_ROOM,
     }
     return Sizes(start.max_rows, min(longest, pages * size), min(step_tokens, pages * size), nodes, step_nodes, pages, memory)
-
-
-def entry_bytes(spec: PoolSpec) -> int:
-    """Of one position in a pool."""
-    return 2 * spec.layers * spec.kv_heads * spec.head_dim * spec.dtype.itemsize
 
 
 def _mb(count: int) -> int:

@@ -54,8 +54,10 @@ class Model:
         "has them, which needs no flag. The other names are refused, with what to use instead",
         env=("HF_MODEL_QUANTIZE",),
     )
-    kv_cache_dtype: Literal["fp8_e4m3fn", "fp8_e5m2"] | None = idle(
-        None, "type of the KV cache", "the KV cache has the type of the activations"
+    kv_cache_dtype: Literal["bfloat16", "float32", "int8", "fp8_e4m3fn", "fp8_e5m2"] | None = tgi(
+        None,
+        "type of the KV cache; default: that of the weights. int8 has a scale for each position and head and holds nearly twice as many "
+        "tokens as bfloat16; the fp8 names of TGI are served as int8, which takes as many bytes and is nearer to the numbers",
     )
     trust_remote_code: bool = tgi(
         False, "run Python code that comes with the model (in the worker and the tokenizer converter)", env=("HF_MODEL_TRUST_REMOTE_CODE",)
@@ -356,6 +358,10 @@ def _settle(values: dict[str, Any], environ: Mapping[str, str], notes: list[str]
         environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME") or "/", ".cache"), "huggingface"
     )
     values.setdefault("huggingface_hub_cache", os.path.join(home, "hub"))
+    asked = values.get("kv_cache_dtype") or ""
+    if asked.startswith("fp8"):
+        values["kv_cache_dtype"] = "int8"
+        notes.append(f"`kv_cache_dtype` {asked} is served as int8: as many bytes, and nearer to the numbers")
     if "hostname" in values:
         address = _address(values["hostname"])
         if address is None:

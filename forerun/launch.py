@@ -74,6 +74,7 @@ def start_message(config: Config) -> Start:
         device=config.device.device,
         dtype=model.dtype,
         quantize=model.quantize,
+        kv_dtype=model.kv_cache_dtype,
         threads=config.device.threads,
         max_rows=batching.max_batch_size or min(config.limits.max_concurrent_requests, MOST_ROWS),
         max_total_tokens=config.limits.max_total_tokens or 0,

@@ -1,4 +1,5 @@
-"""Weights of 8 and 4 bits: what their codes mean, how they are made from numbers, and how activations are rounded to meet them.
+"""Weights of 8 and 4 bits: what their codes mean, how they are made from numbers, and how activations are rounded to meet them; and the
+8 bits that a KV cache may have.
 
     w[n, k] = units[n] · (scales[n, g] · (codes[n, k] − offset) + minima[n, g]),    g = k // 32
 
@@ -27,7 +28,7 @@ FORMATS = ("int8", "int8-groups", "int4", "int4-symmetric")
 LARGEST = 32767
 """Of the whole numbers that activations are rounded to."""
 SMALLEST = 1e-30
-"""A group of activations whose largest value is below counts as zeros."""
+"""A group of activations, or an entry of a KV cache, whose largest value is below counts as zeros."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -133,6 +134,15 @@ def round_rows(x: Tensor) -> Tensor:
     rounded = (groups * inverse).round() * step
     rounded = torch.where(peak.isfinite(), rounded, torch.nan)
     return rounded.flatten(1)[:, :width]
+
+
+def entries(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Entries of a KV cache, float32 [..., D] → (codes int8 [..., D], scales float32 [...]): the largest value of each is ±127. A NaN or an
+    infinity makes the scale a NaN."""
+    peak = x.abs().amax(-1)
+    scales = torch.where(peak > SMALLEST, peak / 127, 0.0)
+    codes = torch.where(scales.unsqueeze(-1) > 0, x / scales.unsqueeze(-1), 0.0).round()
+    return codes.nan_to_num(0, 0, 0).to(torch.int8), torch.where(peak.isfinite(), scales, torch.nan)
 
 
 def _by_group(values: Tensor, columns: int) -> Tensor:

@@ -37,12 +37,16 @@ class Heads(Protocol):
 
 
 class Cache(Protocol):
-    """Paged keys and values (`backends.base.Pool`): [layers, pages, kv_heads, page_tokens, D]."""
+    """Paged keys and values (`backends.base.Pool`): [layers, pages, kv_heads, page_tokens, D], and their scales where they are codes."""
 
     @property
     def keys(self) -> Tensor: ...
     @property
     def values(self) -> Tensor: ...
+    @property
+    def key_scales(self) -> Tensor | None: ...
+    @property
+    def value_scales(self) -> Tensor | None: ...
 
 
 class Segments(Protocol):
@@ -143,15 +147,20 @@ def write_kv(qkv: Tensor, pool: Cache, layer: int, slots: Tensor, spec: Heads) -
     size = pool.keys.shape[3]
     page, offset = slots.long() // size, slots.long() % size
     heads = qkv[:, spec.heads * spec.head_dim :].view(qkv.shape[0], 2, spec.kv_heads, spec.head_dim)
-    pool.keys[layer][page, :, offset] = heads[:, 0].to(pool.keys.dtype)
-    pool.values[layer][page, :, offset] = heads[:, 1].to(pool.values.dtype)
+    for part, (cache, scales) in enumerate(((pool.keys, pool.key_scales), (pool.values, pool.value_scales))):
+        entries = heads[:, part]
+        if scales is not None:
+            entries, scales[layer][page, :, offset] = quant.entries(entries)
+        cache[layer][page, :, offset] = entries.to(cache.dtype)
 
 
 def keep_kv(pool: Cache, source: Tensor, target: Tensor) -> None:
     """In every layer, copy the entries of slots `source` to slots `target`, as if all were read first."""
     size = pool.keys.shape[3]
     src, dst = source.long(), target.long()
-    for cache in (pool.keys, pool.values):
+    for cache in (pool.keys, pool.values, pool.key_scales, pool.value_scales):
+        if cache is None:
+            continue
         # Indices around a slice put the indexed dimension first: [k, layers, kv_heads, D], a copy.
         cache[:, dst // size, :, dst % size] = cache[:, src // size, :, src % size]
 
@@ -171,6 +180,13 @@ def visible_slots(rows: Segments, segment: int, row: int, page_tokens: int) -> T
     return torch.cat([slots, torch.tensor(branch[::-1], dtype=torch.int64)])
 
 
+def entries_at(cache: Tensor, scales: Tensor | None, layer: int, slots: Tensor) -> Tensor:
+    """The numbers in these slots, float32 [t, kv_heads, D]."""
+    page, offset = slots // cache.shape[3], slots % cache.shape[3]
+    numbers = cache[layer][page, :, offset].float()
+    return numbers if scales is None else numbers * scales[layer][page, :, offset].unsqueeze(2)
+
+
 def attention(qkv: Tensor, pool: Cache, layer: int, rows: Segments, spec: Heads) -> Tensor:
     """Softmax attention of every row over what it sees (`engine/batch.py`) → [n, heads·D]. KV of this step is in the pool already. Queries
     stay float32, scores and sums are float32."""
@@ -182,8 +198,8 @@ def attention(qkv: Tensor, pool: Cache, layer: int, rows: Segments, spec: Heads)
             slots = visible_slots(rows, segment, row, size)
             if spec.window:
                 slots = slots[-spec.window :]
-            k = pool.keys[layer][slots // size, :, slots % size].float()  # [t, kv_heads, D]
-            v = pool.values[layer][slots // size, :, slots % size].float()
+            k = entries_at(pool.keys, pool.key_scales, layer, slots)  # [t, kv_heads, D]
+            v = entries_at(pool.values, pool.value_scales, layer, slots)
             q = qkv[row, : spec.heads * spec.head_dim].view(spec.kv_heads, group, spec.head_dim)
             scores = torch.einsum("hgd,thd->hgt", q, k).mul(spec.scale).flatten(0, 1)
             if spec.softcap:

@@ -33,6 +33,7 @@ PAGE_TOKENS = 16
 MOST_NODES = 1024
 """Guessed nodes a segment may have: a bound for tables, not a limit of the arithmetic."""
 
+KV_TYPES = (torch.bfloat16, torch.float32, torch.int8)
 FORMATS = {"bf16": torch.bfloat16, "f32": torch.float32}
 
 
@@ -56,10 +57,19 @@ class CpuBackend:
         return max(0, free - reserve), total - reserve
 
     def pool(self, spec: PoolSpec, pages: int) -> Pool:
-        """Keys lie transposed in memory, [.., D, page_tokens]: one load gives the same dimension of sixteen positions."""
-        shape = (spec.layers, pages, spec.kv_heads, spec.head_dim, PAGE_TOKENS)
-        keys, values = (huge_pages(math.prod(shape) * spec.dtype.itemsize).view(spec.dtype) for _ in range(2))
-        return Pool(spec, keys.view(shape).transpose(3, 4), values.view(*shape[:3], PAGE_TOKENS, spec.head_dim))
+        """Keys lie transposed in memory, [.., D, page_tokens]: one load gives the same dimension of sixteen positions. Scales lie
+        behind the entries of their page and head (`kernels/cpu/kv.h`)."""
+        shape, entries = (spec.layers, pages, spec.kv_heads), spec.head_dim * PAGE_TOKENS * spec.dtype.itemsize
+        block = spec.position_bytes * PAGE_TOKENS // (2 * spec.layers * spec.kv_heads)
+        keys, values = (huge_pages(math.prod(shape) * block).view(*shape, block) for _ in range(2))
+        scales = [part[..., entries:].view(torch.float32) for part in (keys, values)] if block > entries else [None, None]
+        keys, values = (part[..., :entries].view(spec.dtype) for part in (keys, values))
+        return Pool(
+            spec,
+            keys.unflatten(3, (spec.head_dim, PAGE_TOKENS)).transpose(3, 4),
+            values.unflatten(3, (PAGE_TOKENS, spec.head_dim)),
+            *scales,
+        )
 
     def synchronize(self) -> None:
         return None
@@ -122,7 +132,7 @@ class TorchCpu(CpuBackend):
 
 
 def _caps(dtypes: tuple[torch.dtype, ...], graphs: bool) -> Caps:
-    return Caps(PAGE_TOKENS, dtypes, graphs, device_lengths=True, tree_attention=True, max_nodes=MOST_NODES, batch_invariant=True)
+    return Caps(PAGE_TOKENS, dtypes, KV_TYPES, graphs, device_lengths=True, tree_attention=True, max_nodes=MOST_NODES, batch_invariant=True)
 
 
 def _check_format(format: str) -> None:

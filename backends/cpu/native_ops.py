@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4}
 FORMATS = {"f32": 0, "bf16": 1, "int8": 2, "int8-groups": 3, "int4": 4, "int4-symmetric": 5}
-KINDS = {torch.float32: 0, torch.bfloat16: 1}
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 MOST_PARTS = 9
 """Tensors that one CONCAT joins."""
 

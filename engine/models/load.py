@@ -22,6 +22,7 @@ from forerun.engine.weights import Checkpoint, open_checkpoint, read_config
 from forerun.hub import ModelNotFound, locate
 from forerun.messages import Start
 
+KV_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "int8": torch.int8}
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 HOLDS = {torch.float32: {torch.float32, torch.bfloat16, torch.float16}, torch.bfloat16: {torch.bfloat16}, torch.float16: {torch.float16}}
 """Which types' values a type holds without rounding."""
@@ -29,10 +30,11 @@ HOLDS = {torch.float32: {torch.float32, torch.bfloat16, torch.float16}, torch.bf
 
 def load_model(start: Start, backend: Backend, progress: Progress) -> Model:
     """Loads and packs the model that `start` names. `progress(stage, done, total)`. StartError says what is wrong and the cure."""
-    refuse_what_is_not_there(start)
+    refuse_what_is_not_there(start, backend)
     model = load_any(start, backend, progress)
     if start.kv_dtype:
-        model.pool = dataclasses.replace(model.pool, dtype=DTYPES[start.kv_dtype])
+        model.pool = dataclasses.replace(model.pool, dtype=KV_DTYPES[start.kv_dtype])
+        model.facts["kv"] = start.kv_dtype
     return model
 
 
@@ -73,9 +75,10 @@ def load_other(path: Path, config: dict[str, Any], start: Start, backend: Backen
     return load_transformers(path, backend, dtype, start.max_total_tokens, start.trust_remote_code, start.allow_pickle, progress)
 
 
-def refuse_what_is_not_there(start: Start) -> None:
-    if start.kv_dtype and DTYPES.get(start.kv_dtype) is None:
-        raise StartError(f"--kv-cache-dtype {start.kv_dtype} is not available", f"use one of {', '.join(DTYPES)}, or leave it out")
+def refuse_what_is_not_there(start: Start, backend: Backend) -> None:
+    if start.kv_dtype and KV_DTYPES.get(start.kv_dtype) not in backend.caps.kv_dtypes:
+        there = ", ".join(name for name, dtype in KV_DTYPES.items() if dtype in backend.caps.kv_dtypes)
+        raise StartError(f"--kv-cache-dtype {start.kv_dtype} is not available on {backend.name}", f"use one of {there}, or leave it out")
     if start.world != 1:
         raise StartError(f"a model over {start.world} workers is not available", "use --num-shard 1")
 

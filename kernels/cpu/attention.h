@@ -4,6 +4,7 @@
 //   1. a score for each position: one chain of multiply-adds over the head dimension, sixteen positions side by side (keys lie transposed);
 //   2. the exact maximum, then exp and its sum in sixteen lanes, lane = position mod 16, pages in ascending order;
 //   3. the weighted sum of values: one chain over ascending positions for each dimension; then one division by the sum.
+// Codes of 8 bits are multiplied as they are; a key's scale meets its score, a value's scale its share.
 // So the bits depend on the query and on what it sees, position by position, never on the rows beside it, on chunks, on threads or on where
 // a tree keeps its nodes. Entries that a row does not see are never read into its values (a stale NaN stays harmless).
 //
@@ -13,6 +14,7 @@
 
 #include "arith.h"
 #include "kernels.h"
+#include "kv.h"
 
 namespace {
 
@@ -52,8 +54,6 @@ FR_INLINE int leaves_at(const fr::Attention& a, int segment, int row) {
 
 FR_INLINE int pages_for(int positions) { return (positions + PAGE - 1) / PAGE; }
 
-size_t element_size(fr::Format format) { return format == fr::BF16 ? 2 : 4; }
-
 size_t attention_bytes(const fr::Attention& a, int32_t segment, int32_t row0, int32_t row1) {
     const size_t rows = size_t(row1 - row0), queries = rows * (a.heads / a.kv_heads);
     int most = 0;
@@ -64,16 +64,17 @@ size_t attention_bytes(const fr::Attention& a, int32_t segment, int32_t row0, in
         if (leaves < end) tail_pages += size_t(pages_for(end) - leaves / PAGE);
     }
     return rows * sizeof(View) + pages_for(most) * 2 * sizeof(void*) + queries * (size_t(pages_for(most)) * PAGE * 4 + 4 + sizeof(void*)) +
-           tail_pages * 2 * PAGE * size_t(a.D) * element_size(a.format) + 64 * (8 + 2 * rows);
+           tail_pages * 2 * fr::page_bytes(a.format, a.D) + 64 * (8 + 2 * rows);
 }
 
 // Copies the entries from page `shared` on into pages of the row's own.
 template <class T>
 void build_tail(const fr::Attention& a, int segment, int kv_head, int row, View& view, Scratch& scratch) {
     const int D = a.D, pages = pages_for(view.end) - view.shared;
-    T* keys = scratch.take<T>(size_t(pages) * PAGE * D);
-    T* values = scratch.take<T>(size_t(pages) * PAGE * D);
-    memset(keys, 0, size_t(pages) * PAGE * D * sizeof(T));
+    const int64_t block = page_elements<T>(D);
+    T* keys = scratch.take<T>(size_t(pages * block));
+    T* values = scratch.take<T>(size_t(pages * block));
+    memset(keys, 0, size_t(pages * block) * sizeof(T));
     const int base = a.starts[segment] + a.known[segment];
     int r = row;
     for (int p = view.end - 1; p >= view.shared * PAGE; --p) {
@@ -84,13 +85,13 @@ void build_tail(const fr::Attention& a, int segment, int kv_head, int row, View&
         } else {
             slot = natural_slot(a, segment, p);
         }
-        const int64_t page = (int64_t(slot / PAGE) * a.kv_heads + kv_head) * PAGE * D;
-        const T* key = (const T*)a.keys + page + slot % PAGE;
-        const T* value = (const T*)a.values + page + int64_t(slot % PAGE) * D;
-        const int at = p - view.shared * PAGE;
-        T* to = keys + int64_t(at / PAGE) * PAGE * D + at % PAGE;
-        for (int d = 0; d < D; ++d) to[d * PAGE] = key[d * PAGE];
-        memcpy(values + int64_t(at) * D, value, size_t(D) * sizeof(T));
+        const int64_t page = (int64_t(slot / PAGE) * a.kv_heads + kv_head) * block;
+        const T *key = (const T*)a.keys + page, *value = (const T*)a.values + page;
+        const int from = slot % PAGE, at = p % PAGE;
+        T *to_key = keys + (p / PAGE - view.shared) * block, *to_value = values + (p / PAGE - view.shared) * block;
+        for (int d = 0; d < D; ++d) to_key[d * PAGE + at] = key[d * PAGE + from];
+        memcpy(to_value + int64_t(at) * D, value + int64_t(from) * D, size_t(D) * sizeof(T));
+        if constexpr (SCALED<T>) scales_of(to_key, D)[at] = scales_of(key, D)[from], scales_of(to_value, D)[at] = scales_of(value, D)[from];
     }
     view.tail_keys = keys;
     view.tail_values = values;
@@ -139,13 +140,21 @@ FR_INLINE void score(int count, const float* const* q, const T* const* keys, int
     }
 }
 
-// Raw scores → exp(score − maximum), 0 outside of [first, end); returns their sum.
-FR_INLINE float soften(const fr::Attention& a, int head, const View& view, float* s) {
+// A page of a row's own: from the sequence's, or from its tail.
+template <class T>
+FR_INLINE const T* page_of(const T* const* pages, const void* tail, const View& view, int page, int D) {
+    return page < view.shared ? pages[page] : (const T*)tail + (page - view.shared) * page_elements<T>(D);
+}
+
+// Raw scores → exp(score − maximum), 0 outside of [first, end), times the scales of values that have some; returns the sum before that.
+template <class T>
+FR_INLINE float soften(const fr::Attention& a, int head, const View& view, const T* const* keys, const T* const* values, float* s) {
     const int page0 = view.first / PAGE, page1 = pages_for(view.end);
     const V minus = set(-__builtin_inff()), scale = set(a.scale);
     V most = minus;
     for (int page = page0; page < page1; ++page) {
         V x = load(s + page * PAGE) * scale;
+        if constexpr (SCALED<T>) x = x * load(scales_of(page_of(keys, view.tail_keys, view, page, a.D), a.D));
         if (a.softcap > 0.0f) x = set(a.softcap) * hyperbolic_tangent(x / set(a.softcap));
         const int from = view.first - page * PAGE, to = view.end - page * PAGE;
         if (from > 0 || to < PAGE) x = select(lanes_from(from > 0 ? from : 0, to < PAGE ? to : PAGE), x, minus);
@@ -158,8 +167,9 @@ FR_INLINE float soften(const fr::Attention& a, int head, const View& view, float
     V total = zero();
     for (int page = page0; page < page1; ++page) {
         V e = exponential(load(s + page * PAGE) - shift);
-        store(s + page * PAGE, e);
         total = total + e;
+        if constexpr (SCALED<T>) e = e * load(scales_of(page_of(values, view.tail_values, view, page, a.D), a.D));
+        store(s + page * PAGE, e);
     }
     float result = sum(total);
     if (a.sinks) {
@@ -263,7 +273,7 @@ void attend(const fr::Attention& a, int segment, int kv_head, int row0, int row1
     const T** keys = scratch.take<const T*>(pages);
     const T** values = scratch.take<const T*>(pages);
     for (int page = 0; page < shared; ++page) {
-        const int64_t at = (int64_t(a.pages[int64_t(segment) * a.page_columns + page]) * a.kv_heads + kv_head) * PAGE * D;
+        const int64_t at = (int64_t(a.pages[int64_t(segment) * a.page_columns + page]) * a.kv_heads + kv_head) * page_elements<T>(D);
         keys[page] = (const T*)a.keys + at;
         values[page] = (const T*)a.values + at;
     }
@@ -288,7 +298,7 @@ void attend(const fr::Attention& a, int segment, int kv_head, int row0, int row1
     for (int r = 0; r < rows; ++r)
         if (views[r].tail_keys)
             for (int page = views[r].shared; page < pages_for(views[r].end); ++page) {
-                const T* key = (const T*)views[r].tail_keys + int64_t(page - views[r].shared) * PAGE * D;
+                const T* key = page_of(keys, views[r].tail_keys, views[r], page, D);
                 for (int i = r * group; i < (r + 1) * group; ++i) {
                     float* out = s[i] + page * PAGE;
                     score_tile<1, 1>(q + i, &key, D, &out);
@@ -296,7 +306,7 @@ void attend(const fr::Attention& a, int segment, int kv_head, int row0, int row1
             }
 
     float* out[VALUE_TILE];
-    for (int i = 0; i < queries; ++i) sums[i] = soften(a, kv_head * group + i % group, views[i / group], s[i]);
+    for (int i = 0; i < queries; ++i) sums[i] = soften(a, kv_head * group + i % group, views[i / group], keys, values, s[i]);
 
     for (int i = 0; i < queries; i += VALUE_TILE) {
         const int count = queries - i < VALUE_TILE ? queries - i : VALUE_TILE;
@@ -325,7 +335,7 @@ void attend(const fr::Attention& a, int segment, int kv_head, int row0, int row1
                 const int begin = view.shared * PAGE;
                 for (int p = begin > view.first ? begin : view.first; p < view.end;) {
                     const int end = (p / PAGE + 1) * PAGE < view.end ? (p / PAGE + 1) * PAGE : view.end;
-                    const T* page = (const T*)view.tail_values + int64_t(p / PAGE - view.shared) * PAGE * D;
+                    const T* page = page_of(values, view.tail_values, view, p / PAGE, D);
                     weigh_range(s[i + j] + p / PAGE * PAGE, &page, p % PAGE, p % PAGE + end - p, D, out[j]);
                     p = end;
                 }
@@ -342,6 +352,8 @@ void attend(const fr::Attention& a, int segment, int kv_head, int row0, int row1
 void attention(const fr::Attention& a, int32_t segment, int32_t kv_head, int32_t row0, int32_t row1, void* scratch) {
     if (a.format == fr::BF16)
         attend<bf16>(a, segment, kv_head, row0, row1, scratch);
+    else if (a.format == fr::INT8)
+        attend<int8_t>(a, segment, kv_head, row0, row1, scratch);
     else
         attend<float>(a, segment, kv_head, row0, row1, scratch);
 }

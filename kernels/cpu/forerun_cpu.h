@@ -27,8 +27,8 @@
  *
  * Shapes are those of backends/base.py, everything is contiguous. Formats: 0 = float, 1 = bf16; of weights also 2 … 5, kernels.h.
  * Activations: silu gelu gelu_tanh relu relu2 = 0 … 4. `experts`: addresses of the E gate_up weights, then of the E down weights. Weights
- * are packed as kernels.h and quant.h say; keys of a layer lie as [pages, kv_heads, D, 16], values as [pages, kv_heads, 16, D]. An op works
- * on n rows, or on m (`rows` = FR_M).
+ * are packed as kernels.h and quant.h say; keys of a layer lie as [pages, kv_heads, D, 16], values as [pages, kv_heads, 16, D], in float,
+ * bf16 or bytes with their scales (2, kv.h). An op works on n rows, or on m (`rows` = FR_M).
  */
 #ifndef FORERUN_CPU_H
 #define FORERUN_CPU_H

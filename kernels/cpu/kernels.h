@@ -7,12 +7,14 @@
 
 namespace fr {
 
-enum Format : int32_t { F32 = 0, BF16 = 1, INT8 = 2, INT8_GROUPS = 3, INT4 = 4, INT4_SYMMETRIC = 5 };  // tables and caches: the first two
+enum Format : int32_t { F32 = 0, BF16 = 1, INT8 = 2, INT8_GROUPS = 3, INT4 = 4, INT4_SYMMETRIC = 5 };  // tables: the first two; caches: the first three
 
 constexpr int PANEL = 32;         // columns of a packed weight that lie together
 constexpr int GROUP = 32;         // k of a quantised weight that share a scale
 constexpr int PAGE = 16;          // positions of a KV page
 constexpr int MOST_TILE_ROWS = 12;  // rows that any instruction set multiplies at once
+// Bytes of a page of one KV head, keys or values (kv.h).
+static constexpr size_t page_bytes(Format format, int D) { return size_t(PAGE) * (format == INT8 ? size_t(D) + 4 : size_t(D) * (format == BF16 ? 2 : 4)); }
 constexpr int ROW_BLOCK = 32;     // most rows of one attention task
 
 // y [rows, N] = x [rows, K] · wᵀ (+ bias). w is packed: f32 [N/32][K][32]; bf16 [N/32][K/2][32][2], both padded with zeros;

@@ -3,6 +3,7 @@
 
 #include "arith.h"
 #include "kernels.h"
+#include "kv.h"
 
 namespace {
 
@@ -107,6 +108,8 @@ void write_kv(const float* kv, int64_t stride, void* keys, void* values, fr::For
               int32_t row0, int32_t row1) {
     if (format == fr::BF16)
         write_rows(kv, stride, (bf16*)keys, (bf16*)values, slots, kv_heads, D, row0, row1);
+    else if (format == fr::INT8)
+        write_rows_of_codes(kv, stride, (int8_t*)keys, (int8_t*)values, slots, kv_heads, D, row0, row1);
     else
         write_rows(kv, stride, (float*)keys, (float*)values, slots, kv_heads, D, row0, row1);
 }

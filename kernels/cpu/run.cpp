@@ -223,17 +223,20 @@ template <class T>
 void Call::keep(T* cache, bool transposed) {
     const int32_t layers = i(0), pages = i(1), heads = i(2), D = i(3), count = i(5);
     const int32_t *source = t<int32_t>(2), *target = t<int32_t>(3);
-    const int64_t block = int64_t(PAGE) * D, step = transposed ? PAGE : 1, place = transposed ? 1 : D;
-    T* held = c_.kept.room<T>(size_t(count) * heads * D);
+    const int64_t block = int64_t(page_bytes(Format(i(4)), D) / sizeof(T)), step = transposed ? PAGE : 1, place = transposed ? 1 : D;
+    const int32_t scale = i(4) == INT8 ? 4 : 0;  // bytes of an entry's scale, behind the page's codes
+    T* held = c_.kept.room<T>(size_t(count) * heads * (D + scale));
     for (int32_t layer = 0; layer < layers; ++layer) {
         T* base = cache + layer * (pages * heads * block);
         for (int pass = 0; pass < 2; ++pass)
             for (int32_t n = 0; n < count; ++n) {
                 const int64_t slot = pass ? target[n] : source[n];
                 for (int32_t h = 0; h < heads; ++h) {
-                    T* at = base + (slot / PAGE * heads + h) * block + slot % PAGE * place;
-                    T* kept = held + (int64_t(n) * heads + h) * D;
+                    T* page = base + (slot / PAGE * heads + h) * block;
+                    T *at = page + slot % PAGE * place, *kept = held + (int64_t(n) * heads + h) * (D + scale);
                     for (int32_t d = 0; d < D; ++d) pass ? void(at[d * step] = kept[d]) : void(kept[d] = at[d * step]);
+                    T *size = page + PAGE * D + slot % PAGE * scale, *keep = kept + D;
+                    if (scale) memcpy(pass ? size : keep, pass ? keep : size, 4);
                 }
             }
     }
@@ -245,6 +248,9 @@ int32_t Call::keep_kv() {
     if (i(4) == BF16) {
         keep(t<uint16_t>(0), true);
         keep(t<uint16_t>(1), false);
+    } else if (i(4) == INT8) {
+        keep(t<int8_t>(0), true);
+        keep(t<int8_t>(1), false);
     } else {
         keep(t(0), true);
         keep(t(1), false);

@@ -59,6 +59,7 @@ FR_INLINE void store(float* p, V a) { _mm512_storeu_ps(p, a.x); }
 FR_INLINE void store(float* p, V a, int n) { _mm512_mask_storeu_ps(p, Mask((1u << n) - 1), a.x); }
 FR_INLINE V widen16(__m256i h) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))}; }
 FR_INLINE V load(const bf16* p) { return widen16(_mm256_loadu_si256((const __m256i*)p)); }
+FR_INLINE V load(const int8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))}; }
 FR_INLINE V operator+(V a, V b) { return {_mm512_add_ps(a.x, b.x)}; }
 FR_INLINE V operator-(V a, V b) { return {_mm512_sub_ps(a.x, b.x)}; }
 FR_INLINE V operator*(V a, V b) { return {_mm512_mul_ps(a.x, b.x)}; }
@@ -95,6 +96,8 @@ FR_INLINE void store(float* p, V a) { _mm256_storeu_ps(p, a.lo), _mm256_storeu_p
 FR_INLINE void store(float* p, V a, int n) { _mm256_maskstore_ps(p, ramp(0, n), a.lo), _mm256_maskstore_ps(p + 8, ramp(8, n), a.hi); }
 FR_INLINE __m256 widen8(__m128i h) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)); }
 FR_INLINE V load(const bf16* p) { return {widen8(_mm_loadu_si128((const __m128i*)p)), widen8(_mm_loadu_si128((const __m128i*)(p + 8)))}; }
+FR_INLINE __m256 whole8(const int8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))); }
+FR_INLINE V load(const int8_t* p) { return {whole8(p), whole8(p + 8)}; }
 FR_INLINE V operator+(V a, V b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
 FR_INLINE V operator-(V a, V b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
 FR_INLINE V operator*(V a, V b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
@@ -135,6 +138,7 @@ FR_INLINE V load(const float* p, int n) { FR_EACH(l < n ? p[l] : 0.0f); }
 FR_INLINE void store(float* p, V a) { memcpy(p, a.x, sizeof a.x); }
 FR_INLINE void store(float* p, V a, int n) { memcpy(p, a.x, size_t(n) * 4); }
 FR_INLINE V load(const bf16* p) { FR_EACH(widen(p[l])); }
+FR_INLINE V load(const int8_t* p) { FR_EACH(float(p[l])); }
 FR_INLINE V operator+(V a, V b) { FR_EACH(a.x[l] + b.x[l]); }
 FR_INLINE V operator-(V a, V b) { FR_EACH(a.x[l] - b.x[l]); }
 FR_INLINE V operator*(V a, V b) { FR_EACH(a.x[l] * b.x[l]); }

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from forerun.backends.base import AttentionSpec, Backend, Pool, PoolSpec
 from forerun.engine.batch import Batch
+from forerun.kernels import quant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,23 +81,48 @@ def make_batch(parts: list[Segment], page_tokens: int, generator: torch.Generato
     return Batch(tokens, int32(positions), int32(slots), int32(parents), int32(starts), known, context, table, ends), total
 
 
+def poison(pool: Pool) -> None:
+    """Nothing may be read that was not written: NaN everywhere; where entries are codes, in their scales."""
+    for cache, scales in ((pool.keys, pool.key_scales), (pool.values, pool.value_scales)):
+        if scales is None:
+            cache.fill_(torch.nan)
+        else:
+            cache.fill_(77)
+            scales.fill_(torch.nan)
+
+
+def fill(pool: Pool, layer: int, pages: object, offset: object, keys: Tensor, values: Tensor) -> None:
+    """Numbers, as the pool's type holds them, into [layer][pages, :, offset]."""
+    for cache, scales, numbers in ((pool.keys, pool.key_scales, keys), (pool.values, pool.value_scales, values)):
+        if scales is not None:
+            numbers, scales[layer][pages, :, offset] = quant.entries(numbers)
+        cache[layer][pages, :, offset] = numbers.to(cache.dtype)
+
+
+def copy_pool(pool: Pool) -> Pool:
+    """Another pool with the same contents. The memory of `backend.pool` may hold them in any order: an index into it does not care."""
+    parts = (pool.keys, pool.values, pool.key_scales, pool.value_scales)
+    return dataclasses.replace(pool, **dict(zip(PARTS, (None if part is None else part.clone() for part in parts))))
+
+
+PARTS = ("keys", "values", "key_scales", "value_scales")
+
+
 def make_case(
     backend: Backend, parts: list[Segment], spec: AttentionSpec, dtype: torch.dtype, seed: int, written: bool = True, layers: int = 2
 ) -> Case:
-    """Every position of the segments' contexts holds random KV; everything else is NaN. `written`: the batch's own rows are written too,
+    """Every position of the segments' contexts holds random KV; the rest is poisoned. `written`: the batch's own rows are written too,
     in layer 1."""
     generator = torch.Generator().manual_seed(seed)
     size = backend.caps.page_tokens
     batch, pages = make_batch(parts, size, generator)
     pool = backend.pool(PoolSpec(layers, spec.kv_heads, spec.head_dim, dtype), pages)
-    pool.keys.fill_(torch.nan)
-    pool.values.fill_(torch.nan)
+    poison(pool)
     for part, own in zip(parts, batch.pages.tolist()):
         for position in range(part.context):
-            place = own[position // size], slice(None), position % size
             shape = (spec.kv_heads, spec.head_dim)
-            pool.keys[1][place] = torch.randn(shape, generator=generator).to(dtype)
-            pool.values[1][place] = torch.randn(shape, generator=generator).to(dtype)
+            entry = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+            fill(pool, 1, own[position // size], position % size, *entry)
     qkv = torch.randn(int(batch.starts[-1]), (spec.heads + 2 * spec.kv_heads) * spec.head_dim, generator=generator)
     if written:
         backend.ops.write_kv(qkv, pool, 1, batch.slots, spec)

@@ -14,17 +14,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from forerun.backends.base import AttentionSpec, Backend, PoolSpec
+from forerun.backends.base import AttentionSpec, Backend, Pool, PoolSpec
 from forerun.engine.batch import Batch
 from forerun.kernels import quant, reference
 
-from .cases import Segment, int32, make_case, one_segment, segments
+from .cases import PARTS, Segment, copy_pool, fill, int32, make_case, one_segment, segments
 
 FORMATS = {"f32": torch.float32, "bf16": torch.bfloat16}
+KV_TYPES = (torch.float32, torch.bfloat16, torch.int8)
 few = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 seeds = st.integers(0, 2**31)
 sizes = st.one_of(st.integers(1, 40), st.sampled_from([64, 96, 100, 576]))
 formats = st.sampled_from(["f32", "bf16"])
+caches = st.sampled_from(KV_TYPES)
 codes = st.sampled_from(quant.FORMATS)
 
 
@@ -240,19 +242,19 @@ class Contract:
             same(alone, result[one])
 
     @few
-    @given(seed=seeds, parts=st.lists(segments(), min_size=1, max_size=3), spec=specs(), format=formats)
-    def test_attention(self, backend: Backend, seed: int, parts: list[Segment], spec: AttentionSpec, format: str) -> None:
+    @given(seed=seeds, parts=st.lists(segments(), min_size=1, max_size=3), spec=specs(), kind=caches)
+    def test_attention(self, backend: Backend, seed: int, parts: list[Segment], spec: AttentionSpec, kind: torch.dtype) -> None:
         """Against the reference, with NaN in every slot that no row sees."""
-        case = make_case(backend, parts, spec, FORMATS[format], seed)
+        case = make_case(backend, parts, spec, kind, seed)
         actual = backend.ops.attention(case.qkv, case.pool, 1, case.batch, spec)
         close(actual, reference.attention(case.qkv, case.pool, 1, case.batch, spec), 5e-5)
 
     @few
-    @given(seed=seeds, parts=st.lists(segments(), min_size=2, max_size=4), spec=specs(), format=formats)
+    @given(seed=seeds, parts=st.lists(segments(), min_size=2, max_size=4), spec=specs(), kind=caches)
     def test_attention_does_not_depend_on_the_batch(
-        self, backend: Backend, seed: int, parts: list[Segment], spec: AttentionSpec, format: str
+        self, backend: Backend, seed: int, parts: list[Segment], spec: AttentionSpec, kind: torch.dtype
     ) -> None:
-        case = make_case(backend, parts, spec, FORMATS[format], seed)
+        case = make_case(backend, parts, spec, kind, seed)
         whole = backend.ops.attention(case.qkv, case.pool, 1, case.batch, spec)
         for index in range(len(parts)):
             alone, qkv = one_segment(case, index)
@@ -260,12 +262,12 @@ class Contract:
             same(backend.ops.attention(qkv, case.pool, 1, alone, spec), whole[first:end])
 
     @few
-    @given(seed=seeds, context=st.integers(0, 60), known=st.integers(1, 90), spec=specs(), format=formats, data=st.data())
+    @given(seed=seeds, context=st.integers(0, 60), known=st.integers(1, 90), spec=specs(), kind=caches, data=st.data())
     def test_attention_does_not_depend_on_chunks(
-        self, backend: Backend, seed: int, context: int, known: int, spec: AttentionSpec, format: str, data: st.DataObject
+        self, backend: Backend, seed: int, context: int, known: int, spec: AttentionSpec, kind: torch.dtype, data: st.DataObject
     ) -> None:
         """A prompt in one chunk, and in any chunks, down to token by token."""
-        case = make_case(backend, [Segment(context, known)], spec, FORMATS[format], seed)
+        case = make_case(backend, [Segment(context, known)], spec, kind, seed)
         whole = backend.ops.attention(case.qkv, case.pool, 1, case.batch, spec)
         at = 0
         while at < known:
@@ -284,12 +286,12 @@ class Contract:
             at += count
 
     @few
-    @given(seed=seeds, tree=segments(most_nodes=20), spec=specs(), format=formats)
+    @given(seed=seeds, tree=segments(most_nodes=20), spec=specs(), kind=caches)
     def test_a_node_attends_as_if_its_path_had_been_generated(
-        self, backend: Backend, seed: int, tree: Segment, spec: AttentionSpec, format: str
+        self, backend: Backend, seed: int, tree: Segment, spec: AttentionSpec, kind: torch.dtype
     ) -> None:
         """Each node's path laid out as known tokens gives the same bits at its end, though the tree keeps the nodes elsewhere."""
-        case = make_case(backend, [tree], spec, FORMATS[format], seed)
+        case = make_case(backend, [tree], spec, kind, seed)
         whole = backend.ops.attention(case.qkv, case.pool, 1, case.batch, spec)
         for node in range(0, len(tree.parents), 3):
             path = [node]
@@ -298,7 +300,10 @@ class Contract:
             rows = [*range(tree.known), *(tree.known + i for i in path)]
             qkv = case.qkv[rows].clone()
             places = case.batch.slots[: len(rows)].clone()
-            pool = dataclasses.replace(case.pool, keys=_copy(case.pool.keys), values=case.pool.values.clone())
+            pool = backend.pool(case.pool.spec, case.pool.keys.shape[1])
+            for name in PARTS:
+                if (part := getattr(pool, name)) is not None:
+                    part.copy_(getattr(case.pool, name))
             backend.ops.write_kv(qkv, pool, 1, places, spec)
             batch = Batch(
                 case.batch.tokens[rows].clone(),
@@ -314,30 +319,49 @@ class Contract:
             same(backend.ops.attention(qkv, pool, 1, batch, spec)[-1], whole[tree.known + node])
 
     @few
-    @given(seed=seeds, parts=st.lists(segments(), min_size=1, max_size=3), spec=specs(), format=formats)
-    def test_write_kv(self, backend: Backend, seed: int, parts: list[Segment], spec: AttentionSpec, format: str) -> None:
-        case = make_case(backend, parts, spec, FORMATS[format], seed, written=False)
-        expected = dataclasses.replace(case.pool, keys=case.pool.keys.clone(), values=case.pool.values.clone())
-        reference.write_kv(case.qkv, expected, 1, case.batch.slots, spec)
-        backend.ops.write_kv(case.qkv, case.pool, 1, case.batch.slots, spec)
-        same(case.pool.keys, expected.keys)
-        same(case.pool.values, expected.values)
+    @given(
+        seed=seeds,
+        parts=st.lists(segments(), min_size=1, max_size=3),
+        spec=specs(),
+        kind=caches,
+        size=st.sampled_from([1.0, 3e4, 1e-20, 1e-36]),
+    )
+    def test_write_kv(self, backend: Backend, seed: int, parts: list[Segment], spec: AttentionSpec, kind: torch.dtype, size: float) -> None:
+        """Numbers of any size; some entries hold no number, or nothing but zeros."""
+        case = make_case(backend, parts, spec, kind, seed, written=False)
+        qkv = case.qkv * size
+        qkv[::5, -1], qkv[1::5, -3], qkv[2::5] = torch.nan, -torch.inf, 0.0
+        expected = copy_pool(case.pool)
+        reference.write_kv(qkv, expected, 1, case.batch.slots, spec)
+        backend.ops.write_kv(qkv, case.pool, 1, case.batch.slots, spec)
+        same_pools(case.pool, expected)
 
     @few
-    @given(seed=seeds, count=st.integers(0, 30), heads=st.integers(1, 3), size=st.sampled_from([8, 20, 64]), format=formats)
-    def test_keep_kv_reads_before_it_writes(self, backend: Backend, seed: int, count: int, heads: int, size: int, format: str) -> None:
-        pool = backend.pool(PoolSpec(3, heads, size, FORMATS[format]), 4)
-        pool.keys.copy_(random(seed, *pool.keys.shape))
-        pool.values.copy_(random(seed + 1, *pool.values.shape))
+    @given(seed=seeds, count=st.integers(0, 30), heads=st.integers(1, 3), size=st.sampled_from([8, 20, 64]), kind=caches)
+    def test_keep_kv_reads_before_it_writes(
+        self, backend: Backend, seed: int, count: int, heads: int, size: int, kind: torch.dtype
+    ) -> None:
+        pool = backend.pool(PoolSpec(3, heads, size, kind), 4)
+        pages, offsets = torch.arange(4).repeat_interleave(pool.page_tokens), torch.arange(pool.page_tokens).repeat(4)
+        for layer in range(3):
+            entries = (random(seed + 2 * layer + part, len(pages), heads, size) for part in range(2))
+            fill(pool, layer, pages, offsets, *entries)
         generator = torch.Generator().manual_seed(seed)
         slots = 4 * pool.page_tokens
         source = torch.randint(0, slots, (count,), generator=generator, dtype=torch.int32)
         target = torch.randperm(slots, generator=generator)[:count].int()
-        expected = dataclasses.replace(pool, keys=pool.keys.clone(), values=pool.values.clone())
+        expected = copy_pool(pool)
         reference.keep_kv(expected, source, target)
         backend.ops.keep_kv(pool, source, target)
-        same(pool.keys, expected.keys)
-        same(pool.values, expected.values)
+        same_pools(pool, expected)
+
+    def test_a_pool_takes_what_its_spec_says(self, backend: Backend) -> None:
+        """Pages of 8 bits and their scales are little more than half as large as those of 16."""
+        for kind in KV_TYPES:
+            pool = backend.pool(PoolSpec(3, 2, 64, kind), 5)
+            taken = sum(part.numel() * part.element_size() for name in PARTS if (part := getattr(pool, name)) is not None)
+            assert taken == pool.spec.position_bytes * 5 * pool.page_tokens
+        assert PoolSpec(3, 2, 64, torch.int8).position_bytes / PoolSpec(3, 2, 64, torch.bfloat16).position_bytes == 68 / 128
 
     # -- choice --
 
@@ -377,6 +401,10 @@ class Contract:
         assert picks.logprobs.isnan().tolist() == [True, True, False]
 
 
-def _copy(keys: Tensor) -> Tensor:
-    """With the strides of the original."""
-    return keys.transpose(3, 4).clone().transpose(3, 4) if not keys.is_contiguous() else keys.clone()
+def same_pools(actual: Pool, expected: Pool) -> None:
+    """Equal bit by bit, but for what a NaN's bits are."""
+    for name in PARTS:
+        one, other = getattr(actual, name), getattr(expected, name)
+        if one is not None:
+            assert torch.equal(one.isnan(), other.isnan())
+            same(*(part.masked_fill(part.isnan(), 1) for part in (one, other)))

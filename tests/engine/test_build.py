@@ -57,6 +57,14 @@ def test_the_pool_takes_what_is_left() -> None:
     assert sizes.memory["weights"] == 7 * MB and sizes.memory["head_room"] == HEAD_ROOM
 
 
+def test_entries_of_8_bits_make_room_for_more() -> None:
+    class Small(Card):
+        pool = PoolSpec(8, 1, 32, torch.int8)
+
+    pages = [plan_memory(Start("model", max_rows=1000), Machine(1 << 30), card(), Needs()).pages for card in (Card, Small)]  # type: ignore[arg-type]
+    assert pages[1] / pages[0] == pytest.approx(64 / 36, rel=1e-3)
+
+
 def test_never_more_than_all_rows_could_use() -> None:
     assert plan(1 << 40, max_rows=4).pages == 4 * 256
     assert plan(1 << 40, max_rows=4, max_total_tokens=100).pages == 4 * 7

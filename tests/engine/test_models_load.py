@@ -17,6 +17,7 @@ from forerun.engine import testmodel
 from forerun.engine.errors import StartError
 from forerun.engine.models.load import choose_dtype, load_model, named_dtype
 from forerun.messages import Start
+from tests.engine.paging import Feeder, random_sequences
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +97,11 @@ def test_lengths(folder: Path, backend: Backend) -> None:
 def test_kv_type(folder: Path, backend: Backend) -> None:
     assert load(folder, backend, kv_dtype="bfloat16").pool.dtype == BF16
     assert load(folder, backend).pool.dtype == F32
+    model = load(folder, backend, kv_dtype="int8")
+    assert model.pool.dtype == torch.int8 and model.facts["kv"] == "int8"
+    near, plain = (Feeder(load(folder, backend, **options), backend, random_sequences(512)).run() for options in ({"kv_dtype": "int8"}, {}))
+    for one, other in zip(near, plain):
+        assert 0 < (one - other).square().mean() < 5e-3 * other.square().mean()
 
 
 @pytest.mark.parametrize(
@@ -105,7 +111,8 @@ def test_kv_type(folder: Path, backend: Backend) -> None:
         ({"quantize": "bitsandbytes-nf4"}, "--quantize bitsandbytes-nf4 is not available"),
         ({"quantize": "fp8"}, "--quantize fp8 is not available; use --quantize int8"),
         ({"quantize": "exl2"}, "--quantize exl2 is not available"),
-        ({"kv_dtype": "fp8_e4m3fn"}, "--kv-cache-dtype fp8_e4m3fn is not available"),
+        ({"kv_dtype": "fp8_e4m3fn"}, "--kv-cache-dtype fp8_e4m3fn is not available on cpu; use one of bfloat16, float32, int8"),
+        ({"kv_dtype": "float16"}, "--kv-cache-dtype float16 is not available"),
         ({"world": 2}, "over 2 workers"),
         ({"dtype": "int7"}, "--dtype int7"),
     ],

@@ -27,17 +27,19 @@ NODES = 24
 
 
 class TinyModel:
-    """A decoder of two layers, hidden size 32."""
+    """A decoder of two layers, hidden size 32. `format`: of its matrices, "" = as `dtype`; `kv`: the pool's type, None = `dtype`."""
 
     vocab, hidden, width, layers, max_tokens, weight_bytes, dtype = VOCAB, 32, 400, 2, LONGEST, 1 << 16, "float32"
 
-    def __init__(self, backend: Backend, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, backend: Backend, seed: int = 0, dtype: torch.dtype = torch.float32, format: str = "", kv: torch.dtype | None = None
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
-        self.pool = PoolSpec(2, 1, 16, dtype)
+        self.pool = PoolSpec(2, 1, 16, kv or dtype)
         self.facts: dict[str, str] = {}
         self.ops = backend.ops
         self.spec = AttentionSpec(2, 1, 16, 0.25)
-        format = "f32" if dtype == torch.float32 else "bf16"
+        format = format or ("f32" if dtype == torch.float32 else "bf16")
         draw = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
         self.table = draw(VOCAB, 32).to(dtype)
         self.raw = [[draw(*shape) * 0.25 for shape in ((64, 32), (32, 32), (96, 32), (32, 48))] for _ in range(self.layers)]
@@ -88,10 +90,15 @@ class Watched:
 
 
 def tiny_engine(
-    drafter: Drafter | None = None, dtype: torch.dtype = torch.float32, seed: int = 0, step_nodes: int = ROWS * NODES
+    drafter: Drafter | None = None,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    format: str = "",
+    kv: torch.dtype | None = None,
+    step_nodes: int = ROWS * NODES,
 ) -> Engine:
     backend = Watched(open_backend("cpu", 1))
-    model = TinyModel(backend, seed, dtype)
+    model = TinyModel(backend, seed, dtype, format, kv)
     size = backend.caps.page_tokens
     ready = Ready(ROWS, PAGES, size, NODES, VOCAB, backend.name, model.dtype, "none", LONGEST, 64)
     rows = RowTable(ROWS, LONGEST, NODES, VOCAB, size)
