@@ -52,8 +52,7 @@ class Machine:
         counts = [*range(1, 33), 40, 48, 64, 96, 128, 192, 256, 384, 512]
         return Costs(
             [(rows, _line(self.steps, rows) * dice.uniform(0.97, 1.03)) for rows in counts],
-            read_seconds=self.read_seconds * dice.uniform(0.8, 1.2),
-            score_seconds=self.score_seconds * dice.uniform(0.8, 1.2),
+            contexts=[(512, self.read_seconds * dice.uniform(0.8, 1.2), self.score_seconds * dice.uniform(0.8, 1.2))],
         )
 
 

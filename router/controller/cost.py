@@ -1,6 +1,6 @@
 """What a step takes now: a profile measured at start, corrected by every step since.
 
-    seconds = factor(rows) · (profile[rows] + segments · share + positions read · read + positions scored · score)
+    seconds = factor(rows) · (profile[rows] + (segments − 1) · share + positions read · read + positions scored · score)
 
 `rows` of the target's forward belong to `segments`, one for each sequence: its root and its guesses. The KV of a sequence is read once
 for all its rows, but each row is scored against it. The profile is a staircase (tiles, cache sizes), so it is looked up for every row
@@ -17,13 +17,23 @@ from forerun.router.controller.filter import KNOTS, Filter
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """A profile. `steps`: (rows, seconds) of steps of one sequence with next to no context, ascending from one row. The rest: seconds that
-    each further sequence, each position read and each position scored by a row add."""
+    """A profile. `steps`: (rows, seconds) of steps of one sequence with next to no context, ascending from one row. `segment_seconds`: what
+    each further sequence adds. `contexts`: (positions, read, score), ascending: what a position read, and one scored by a row, add where
+    sequences have so many; per position, attention is dearer in short contexts than in long ones."""
 
     steps: list[tuple[int, float]]
     segment_seconds: float = 0.0
-    read_seconds: float = 0.0
-    score_seconds: float = 0.0
+    contexts: list[tuple[int, float, float]] = []
+
+    def at(self, positions: float) -> tuple[float, float]:
+        """Seconds that a position adds, read and scored, in such a context: on a line between those that were measured."""
+        below = (0, 0.0, 0.0)
+        for bucket in self.contexts:
+            if positions <= bucket[0]:
+                share = (positions - below[0]) / (bucket[0] - below[0]) if below[0] else 1.0
+                return below[1] + share * (bucket[1] - below[1]), below[2] + share * (bucket[2] - below[2])
+            below = bucket
+        return below[1], below[2]
 
 
 class CostTable:
@@ -56,8 +66,9 @@ class CostTable:
     def profiled(self, rows: int, segments: int = 1, read: int = 0, scored: int = 0) -> float:
         """Seconds by the profile alone."""
         costs = self.costs
+        read_seconds, score_seconds = costs.at(read / segments)
         base = self._base[rows] if rows < len(self._base) else self._base[-1] * rows / (len(self._base) - 1)
-        return base + (segments - 1) * costs.segment_seconds + read * costs.read_seconds + scored * costs.score_seconds
+        return base + (segments - 1) * costs.segment_seconds + read * read_seconds + scored * score_seconds
 
     def seconds(self, rows: int, segments: int = 1, read: int = 0, scored: int = 0) -> float:
         """Seconds that such a step is expected to take now."""
@@ -66,6 +77,10 @@ class CostTable:
     def table(self) -> list[tuple[int, float, float]]:
         """(rows, seconds by the profile, seconds now) of steps of one sequence with next to no context, where they were measured."""
         return [(rows, self.profiled(rows), self.seconds(rows)) for rows, _ in self.costs.steps if rows < len(self._base)]
+
+    def entry_seconds(self, rows: int, positions: float) -> float:
+        """What a position scored by one row adds to a step of so many rows now, in such a context."""
+        return self.costs.at(positions)[1] * self.factor(rows)
 
     def climb(self, rows: int, more: int, seconds: float, hopeful: bool = False) -> list[float]:
         """What 1, 2, … `more` rows on top of `rows` add to a step that takes `seconds`; never less than nothing. Sizes that were not seen

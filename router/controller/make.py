@@ -9,6 +9,7 @@ from forerun.messages import Ready
 from forerun.router.controller.cost import Costs
 from forerun.router.controller.price import Price
 from forerun.router.controller.simple import Aimd, Fixed
+from forerun.router.controller.toll import MOST
 from forerun.router.guesses import Controller, no_guesses
 
 FIXED_GUESSES = 4
@@ -25,11 +26,11 @@ def make(asked: Speculation, ready: Ready, changed: Callable[[int, str], None]) 
         return Fixed(most if asked.speculate is not None else min(FIXED_GUESSES, most), cutoff)
     if asked.speculation_controller == "aimd":
         return Aimd(most, cutoff)
-    return Price(costs_of(ready), most, cutoff, changed)
+    return Price(costs_of(ready), most, cutoff, changed, ready.max_step_nodes or MOST)
 
 
 def costs_of(ready: Ready) -> Costs:
     """A worker that did not profile its steps is described by the two that every worker measures: one row, and the largest."""
     one, largest = ready.step_seconds
     steps = ready.costs or ([(1, one), (ready.max_step_tokens, largest)] if 0 < one < largest and ready.max_step_tokens > 1 else [])
-    return Costs(steps, ready.segment_seconds, ready.entry_seconds, ready.score_seconds)
+    return Costs(steps, ready.segment_seconds, ready.contexts)

@@ -44,12 +44,20 @@ that."""
 class Price:
     """`most`: guesses a sequence may have in a step. `cutoff`: decoding sequences above which nobody guesses (the hard stop; below it the
     tolls close speculation by themselves). `changed` is told when a breaker changed its state: (least number of sequences it is for,
-    state)."""
+    state). `nodes`: guesses of a step, all sequences together."""
 
-    def __init__(self, costs: Costs, most: int, cutoff: int | None = None, changed: Callable[[int, str], None] | None = None) -> None:
+    def __init__(
+        self,
+        costs: Costs,
+        most: int,
+        cutoff: int | None = None,
+        changed: Callable[[int, str], None] | None = None,
+        nodes: int = MOST,
+    ) -> None:
         self._costs = CostTable(costs, LARGEST_STEP)
         self._drafting = Drafting()
         self._most = most
+        self._nodes = min(nodes, MOST)
         self._cutoff = cutoff
         self._changed = changed
         self._all = Mean()
@@ -155,10 +163,9 @@ class Price:
         hopeful = self._round % HOPE_ROUNDS == 0
         plain = self._costs.seconds(rows, roots, read, read)
         # No more than may be of use soon; each entry takes time.
-        most = min(MOST, roots * self._most, FIRST_NODES + GROWTH * round(nodes))
+        most = min(self._nodes, roots * self._most, FIRST_NODES + GROWTH * round(nodes))
         climb = self._costs.climb(rows, most, plain, hopeful)
-        entry_seconds = self._costs.costs.score_seconds * self._costs.factor(rows)
-        charged = tolls(climb, goodput, entry_seconds, max(weighed, default=1.0))
+        charged = tolls(climb, goodput, self._costs.entry_seconds(rows, read / roots), max(weighed, default=1.0))
         self._ask(known, goodput, goodput * plain / roots, drafting)
         guess = [self._limit(sequence, charged) if one.asked else 0 for sequence, one in zip(sequences, known)]
         total = min(sum(guess), len(charged.toll))

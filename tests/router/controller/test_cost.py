@@ -12,7 +12,7 @@ STEPS = [(1, 0.006), (2, 0.0061), (4, 0.0065), (8, 0.0075), (16, 0.011), (32, 0.
 
 
 def table(most: int = 256) -> CostTable:
-    return CostTable(Costs(STEPS, segment_seconds=1e-4, read_seconds=1e-6, score_seconds=5e-7), most)
+    return CostTable(Costs(STEPS, segment_seconds=1e-4, contexts=[(256, 1e-6, 5e-7)]), most)
 
 
 def test_measured_counts_are_looked_up_exactly_and_others_lie_between() -> None:
@@ -23,6 +23,16 @@ def test_measured_counts_are_looked_up_exactly_and_others_lie_between() -> None:
     assert costs.seconds(64) == pytest.approx(0.036)
     assert costs.seconds(1000) == pytest.approx(0.018 * 1000 / 32)
     assert costs.seconds(4, segments=3, read=1000, scored=2000) == pytest.approx(0.0065 + 2e-4 + 1e-3 + 1e-3)
+
+
+def test_what_a_position_adds_lies_between_the_contexts_that_were_measured() -> None:
+    costs = Costs(STEPS, contexts=[(256, 4e-6, 2e-6), (1024, 1e-6, 1e-6)])
+    assert costs.at(10) == (4e-6, 2e-6) and costs.at(9999) == (1e-6, 1e-6)
+    assert costs.at(640) == pytest.approx((2.5e-6, 1.5e-6))
+    assert Costs(STEPS).at(100) == (0.0, 0.0)
+    many = CostTable(costs, 64)
+    assert many.seconds(4, 4, 4 * 256, 4 * 256) - many.seconds(4, 4) == pytest.approx(4 * 256 * 6e-6)
+    assert many.entry_seconds(4, 1024) == pytest.approx(1e-6)
 
 
 @pytest.mark.parametrize("steps", [[], [(2, 0.1)], [(1, 0.0), (2, 0.1)]])

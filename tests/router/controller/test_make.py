@@ -9,7 +9,7 @@ from forerun.router.guesses import no_guesses
 from tests.router.controller.streams import COSTS, sequence
 from tests.router.worker_model import ready
 
-READY = msgspec.structs.replace(ready(max_nodes=8), costs=COSTS.steps, entry_seconds=1e-6, score_seconds=2e-6, segment_seconds=3e-6)
+READY = msgspec.structs.replace(ready(max_nodes=8), costs=COSTS.steps, contexts=[(256, 1e-6, 2e-6)], segment_seconds=3e-6)
 
 
 def ignore(least: int, state: str) -> None:
@@ -41,9 +41,16 @@ def test_a_worker_that_cannot_guess_gets_no_controller() -> None:
 
 def test_costs_come_from_the_profile_or_from_the_two_steps_that_every_worker_measures() -> None:
     costs = costs_of(READY)
-    assert (costs.steps, costs.read_seconds, costs.score_seconds, costs.segment_seconds) == (COSTS.steps, 1e-6, 2e-6, 3e-6)
+    assert (costs.steps, costs.contexts, costs.segment_seconds) == (COSTS.steps, [(256, 1e-6, 2e-6)], 3e-6)
     bare = msgspec.structs.replace(ready(max_nodes=8), step_seconds=(0.01, 0.2))
     assert costs_of(bare).steps == [(1, 0.01), (64, 0.2)]
+
+
+def test_no_step_may_have_more_guesses_than_the_worker_has_room_for() -> None:
+    controller = make(Speculation(), msgspec.structs.replace(READY, max_step_nodes=5), ignore)
+    for _ in range(5):
+        allowance = controller([sequence() for _ in range(4)])
+        assert allowance is not None and allowance.total == len(allowance.toll) <= 5
 
 
 def test_a_worker_that_says_nothing_of_its_steps_is_refused() -> None:
