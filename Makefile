@@ -6,7 +6,7 @@ MODEL := models/smollm2-135m-instruct
 PORT ?= 8080
 STAMP := $(VENV)/.forerun-setup
 
-.PHONY: help setup model serve test test-slow lint types bench bench-kernels image image-test clean
+.PHONY: help setup model serve test test-slow lint types bench bench-kernels draft image image-test clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -43,6 +43,9 @@ bench: setup model ## the speed bars, as ratios measured in one run
 
 bench-kernels: setup model ## the native kernels against the memory bandwidth
 	$(BIN)/python -m forerun.bench.kernels
+
+draft: setup model ## the demo draft anew, from text that the demo model writes (see docs/training.md for how long it takes)
+	$(BIN)/forerun train-drafter --kind model --model-id $(MODEL) --out drafts/smollm2-135m $(DRAFT)
 
 image: ## the container image (docker, podman or buildah)
 	tools/image.sh

@@ -93,10 +93,17 @@ def _make_test_model(argv: Sequence[str]) -> int:
     return make_test_model(list(argv))
 
 
+def _train_drafter(argv: Sequence[str]) -> int:
+    from forerun.train.cli import main as train_drafter
+
+    return train_drafter(argv)
+
+
 COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "serve": ("serve a model; takes every flag of text-generation-launcher", _serve),
     "bench": ("measure a server, ours or another", _bench),
     "doctor": ("what this machine offers, and what would be chosen", _doctor),
+    "train-drafter": ("make a draft for a model, from text that it writes itself", _train_drafter),
     "make-test-model": ("write a tiny random model for tests", _make_test_model),
 }
 

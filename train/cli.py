@@ -1,0 +1,119 @@
+"""`forerun train-drafter`: write text, learn from it, measure, report. Started again with the same words it goes on where it was."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from forerun.hub import ModelNotFound, locate
+from forerun.messages import Start
+from forerun.train import acceptance, heldout, report
+from forerun.train.frame import Frame
+from forerun.train.kinds.registry import KINDS, Setting, open_kind, options
+from forerun.train.progress import say
+from forerun.train.shards import Record
+from forerun.train.target import Target
+from forerun.train.trainer import Plan, Trainer
+from forerun.train.write import ANSWER_TOKENS, conversations_of, gather, same_text
+
+WIDTH = 16
+"""candidates of the target that are kept at each place"""
+QUICK = 4
+"""held-out texts of each kind that are looked at after each epoch; at the end it is all of them"""
+PROMPT_ROWS, PROMPT_TOKENS = 16, 2048
+"""held-out prompts that are answered side by side, and the longest of them with its answer"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    asked = _asked(argv)
+    try:
+        _run(asked, locate(asked.model_id), f"forerun train-drafter {shlex.join(argv)}")
+    except (ValueError, ModelNotFound, FileNotFoundError) as wrong:
+        print(f"forerun train-drafter: {wrong}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        say("stopped; the same command goes on from here")
+        return 130
+    return 0
+
+
+def _asked(argv: Sequence[str]) -> argparse.Namespace:
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--kind", choices=sorted(KINDS), default="model", help="what to train (default: %(default)s)")
+    kind = first.parse_known_args(argv)[0].kind
+    parser = argparse.ArgumentParser(prog="forerun train-drafter", description=__doc__, parents=[first], allow_abbrev=False)
+    parser.add_argument("--model-id", required=True, help="the target: a model folder")
+    parser.add_argument("--out", type=Path, required=True, help="the folder that the draft is written to")
+    parser.add_argument("--work", type=Path, help="where text and checkpoints are kept (default: OUT.work)")
+    parser.add_argument("--threads", type=int, default=0, help="compute threads (default: one for each core)")
+    parser.add_argument("--seed", type=int, default=0)
+    _text_options(parser)
+    learning = parser.add_argument_group("learning")
+    learning.add_argument("--epochs", type=int, default=6, help="times that each text is read (default: %(default)s)")
+    learning.add_argument("--batch-tokens", type=int, default=8192, help="tokens of a step (default: %(default)s)")
+    learning.add_argument("--rate", type=float, default=2e-3, help="the highest learning rate (default: %(default)s)")
+    learning.add_argument("--float32", action="store_true", help="do not compute in bfloat16")
+    options(kind, parser)
+    return parser.parse_args(argv)
+
+
+def _text_options(parser: argparse.ArgumentParser) -> None:
+    text = parser.add_argument_group("the text")
+    text.add_argument("--tokens", type=int, default=1_000_000, help="answered tokens to learn from (default: %(default)s)")
+    text.add_argument("--rows", type=int, default=96, help="texts that are written side by side (default: %(default)s)")
+    text.add_argument("--longest", type=int, default=512, help="tokens of a conversation (default: %(default)s)")
+    text.add_argument(
+        "--prompts", type=Path, action="append", default=[], help='held-out prompts, lines of {"turns": ["…"]}; may be repeated'
+    )
+    text.add_argument("--held-out", type=int, default=16, help="prompts of each file (default: %(default)s)")
+    text.add_argument("--held-out-tokens", type=int, default=128, help="of an answer to such a prompt (default: %(default)s)")
+
+
+def _run(asked: argparse.Namespace, folder: Path, command: str) -> None:
+    work: Path = asked.work or asked.out.with_name(asked.out.name + ".work")
+    learnt, groups = _text(asked, folder, work)
+    threads = asked.threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)  # the writer's kernels have threads of their own and left torch with one
+    draft = open_kind(asked.kind, asked, Setting(folder, learnt, asked.seed))
+    plan = Plan(asked.epochs, asked.batch_tokens, asked.rate, asked.seed, not asked.float32)
+    trainer = Trainer(draft, learnt, plan, work / f"{asked.kind}.pt", say)
+
+    def look(most: int) -> dict[str, dict[str, object]]:
+        return {name: acceptance.measure(draft, texts[:most]) for name, texts in groups.items()}
+
+    def quick() -> dict[str, object]:
+        measured = look(QUICK)
+        say("\n".join(f"  {name:12} {acceptance.line(one)}" for name, one in measured.items()))
+        return {"first": {name: one["first"] for name, one in measured.items()}}
+
+    trainer.run(quick)
+    draft.save(asked.out)
+    facts = {"target": folder.name, "kind": asked.kind, "command": command, "tokens": asked.tokens, "epochs": asked.epochs}
+    facts |= {"conversations": len(learnt) // 2, "minutes": trainer.seconds / 60, "threads": threads} | draft.facts
+    say(report.save(asked.out, facts, look(1 << 30), trainer.history))
+    say(f"written to {asked.out}; serve it with --speculator {draft.facts['speculator']}={asked.out}")
+
+
+def _text(asked: argparse.Namespace, folder: Path, work: Path) -> tuple[list[Record], dict[str, list[Record]]]:
+    """What is learnt from, and by name what is held out. Writes what is missing of either."""
+    work.mkdir(parents=True, exist_ok=True)
+    same_text(work / "text.json", folder, asked.seed, asked.longest)
+    frame = Frame(folder)
+    start = Start(model_id=str(folder), threads=asked.threads)
+    path = work / "text.bin"
+
+    def writer(rows: int, longest: int) -> Callable[[], Target]:
+        return lambda: Target(start, rows, longest, WIDTH)
+
+    gather(writer(asked.rows, asked.longest), frame, path, asked.seed, asked.tokens, ANSWER_TOKENS, say)
+    prompts = heldout.Prompts(tuple(asked.prompts), asked.held_out, asked.held_out_tokens, PROMPT_TOKENS)
+    groups = heldout.answered(writer(PROMPT_ROWS, PROMPT_TOKENS), frame, work / "held-out.bin", prompts, say)
+    learnt, own = heldout.split(conversations_of(path, asked.tokens))
+    return learnt, {heldout.OWN: own[: 4 * asked.held_out], **groups}

@@ -1,0 +1,1 @@
+"""What can be trained: one file a kind, one line in `registry.py`."""

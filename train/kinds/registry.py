@@ -1,0 +1,69 @@
+"""The kinds of drafts that can be trained.
+
+A kind is one file and one line in `KINDS`. Its class has `options(parser)`, which adds what it wants to be asked, and
+`open(asked, setting) -> Draft`, which raises ValueError (with the cure) for what it cannot do. Text, held-out answers, the training
+loop, its checkpoints and the report are the same for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from forerun.train.shards import Record
+
+KINDS = {
+    "model": "forerun.train.kinds.model:ModelDraft",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Setting:
+    """What every kind may want to know. `target`: the target's folder; `text`: what there is to learn from."""
+
+    target: Path
+    text: Sequence[Record]
+    seed: int
+
+
+class Draft(Protocol):
+    """Something that is being trained. `net` holds all its parameters; `facts` are for the report: `parameters`, `vocabulary`,
+    `vocabulary_covers`, `speculator` (what `--speculator` calls it) and the kind's own."""
+
+    net: nn.Module
+    facts: dict[str, Any]
+
+    def loss(self, batch: Sequence[Record]) -> Tensor:
+        """The mean over the batch's generated places of what is to become small."""
+        ...
+
+    def hits(self, record: Record, depth: int) -> NDArray[np.bool_]:
+        """[generated, depth]: would guess d + 1 of a greedy draft that starts at generated place p be the token that stands there, given
+        that those before it were? False behind the end of the text."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write a folder that `--speculator` and other programs can load."""
+        ...
+
+
+def options(kind: str, parser: argparse.ArgumentParser) -> None:
+    _class(kind).options(parser)
+
+
+def open_kind(kind: str, asked: argparse.Namespace, setting: Setting) -> Draft:
+    draft: Draft = _class(kind).open(asked, setting)
+    return draft
+
+
+def _class(kind: str) -> Any:
+    module, _, name = KINDS[kind].partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -1,0 +1,162 @@
+"""The text to learn from: conversations that the target invents and answers.
+
+    number 2i      turn     the target finishes an opening (temperature 1)
+    number 2i + 1  answer   the target answers that turn, greedily or (a third of them) at temperature 1
+
+Conversation i depends on the seed, the target and i alone, and is written by a process that may be killed at any time: the next one goes
+on with what is missing. The text for N tokens is that of conversations 0 … n−1, with the least n whose answers have N tokens, whatever
+else was begun.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from forerun.train.frame import Frame
+from forerun.train.openings import Opening, choose
+from forerun.train.progress import Say, Stage
+from forerun.train.shards import Appender, Record, read
+from forerun.train.target import Job, Target, Written
+
+TURN, ANSWER = 0, 1
+SAMPLED = 1 / 3
+"""how many answers are sampled"""
+ANSWER_TOKENS = 256
+
+
+def record_of(written: Written, kind: int) -> Record:
+    job = written.job
+    tokens = np.array([*job.prompt, *written.tokens], np.uint32)
+    return Record(job.number, kind, len(job.prompt), tokens, np.stack(written.candidates), np.stack(written.logprobs))
+
+
+class Conversations:
+    """What the conversations of a seed are: their jobs, once it is known what came before."""
+
+    def __init__(self, frame: Frame, seed: int, room: int, limit: int = ANSWER_TOKENS) -> None:
+        self._frame, self._seed, self._room, self._limit = frame, seed, room, limit
+
+    def _dice(self, number: int) -> tuple[Opening, bool, int]:
+        dice = random.Random(f"{self._seed}/{number}")
+        return choose(dice), dice.random() < SAMPLED, dice.getrandbits(64)
+
+    def turn(self, number: int) -> Job:
+        opening, _, seed = self._dice(number)
+        return self._job(2 * number, self._frame.begun(opening.text), opening.limit, True, seed)
+
+    def answer(self, turn: Record) -> Job:
+        number = turn.number // 2
+        opening, sample, seed = self._dice(number)
+        invented = self._frame.text(turn.tokens[turn.prompt :].tolist())
+        prompt = self._frame.asked((opening.text + invented).strip() + opening.closing)
+        return self._job(2 * number + 1, prompt, self._limit, sample, seed ^ 1)
+
+    def _job(self, number: int, prompt: list[int], limit: int, sample: bool, seed: int) -> Job:
+        """A prompt that leaves no room loses its head: what is learnt is how the target goes on."""
+        kept = prompt[-(self._room - 1) :]
+        return Job(number, kept, limit, sample, seed)
+
+
+class Gathered:
+    """Which records there are, and how many answered tokens the conversations from 0 on have without a gap."""
+
+    def __init__(self, found: list[Record]) -> None:
+        self.turns = {record.number // 2: record for record in found if record.kind == TURN}
+        self._answered = {record.number // 2: record.generated for record in found if record.kind == ANSWER}
+        self.count = 0
+        self.tokens = 0
+        self._advance()
+
+    def add(self, record: Record) -> None:
+        if record.kind == TURN:
+            self.turns[record.number // 2] = record
+        else:
+            self._answered[record.number // 2] = record.generated
+        self._advance()
+
+    def has_answer(self, number: int) -> bool:
+        return number in self._answered
+
+    @property
+    def all_tokens(self) -> int:
+        """Answered tokens, those behind a gap included."""
+        return sum(self._answered.values())
+
+    def _advance(self) -> None:
+        while self.count in self._answered:
+            self.tokens += self._answered[self.count]
+            self.count += 1
+
+
+def gather(open_target: Callable[[], Target], frame: Frame, path: Path, seed: int, tokens: int, limit: int, say: Say) -> None:
+    """Write until the answers have so many tokens. The target is opened only if something is missing."""
+    file = Appender(path)
+    gathered = Gathered(file.found)
+    try:
+        if gathered.tokens < tokens:
+            _write(open_target(), frame, file, gathered, seed, tokens, limit, say)
+    finally:
+        file.close()
+
+
+def _write(target: Target, frame: Frame, file: Appender, gathered: Gathered, seed: int, tokens: int, limit: int, say: Say) -> None:
+    conversations = Conversations(frame, seed, target.longest, limit)
+    waiting: deque[Job] = deque()
+    following = gathered.count
+    done = gathered.all_tokens
+    progress = Stage("writing text", "tokens", tokens, min(done, tokens), say)
+
+    def next_job() -> Job | None:
+        nonlocal following
+        if waiting:
+            return waiting.popleft()
+        if gathered.tokens >= tokens:
+            return None
+        while gathered.has_answer(following):
+            following += 1
+        number, following = following, following + 1
+        turn = gathered.turns.get(number)
+        return conversations.turn(number) if turn is None else conversations.answer(turn)
+
+    for written in target.write(next_job):
+        record = record_of(written, written.job.number % 2)
+        file.append(record)
+        gathered.add(record)
+        if record.kind == TURN:
+            waiting.append(conversations.answer(record))
+        else:
+            done += record.generated
+            progress.reached(min(done, tokens))
+        if gathered.tokens >= tokens:
+            return
+
+
+def conversations_of(path: Path, tokens: int) -> list[Record]:
+    """Turns and answers, by number, of the first conversations that have so many answered tokens. ValueError where the file has fewer."""
+    found = read(path)
+    gathered = Gathered([])
+    for record in sorted(found, key=lambda record: record.number):
+        if gathered.tokens < tokens:
+            gathered.add(record)
+    if gathered.tokens < tokens:
+        raise ValueError(f"{path} has {gathered.tokens} answered tokens, {tokens} are asked for")
+    return sorted((record for record in found if record.number < 2 * gathered.count), key=lambda record: record.number)
+
+
+def same_text(path: Path, target: Path, seed: int, longest: int) -> None:
+    """Remembers what the text beside `path` is of. ValueError when it is of something else."""
+    named = [target / name for name in ("config.json", "tokenizer.json", "tokenizer_config.json")]
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in named if file.exists()))
+    weights = sorted((file.name, file.stat().st_size) for file in target.glob("*.safetensors"))
+    described = {"target": digest.hexdigest(), "weights": [list(one) for one in weights], "seed": seed, "longest": longest}
+    if not path.exists():
+        path.write_text(json.dumps(described) + "\n")
+    elif json.loads(path.read_text()) != described:
+        raise ValueError(f"{path.parent} holds text of another target, seed or length: give another --work, or remove it to begin again")
