@@ -6,7 +6,7 @@ MODEL := models/smollm2-135m-instruct
 PORT ?= 8080
 STAMP := $(VENV)/.forerun-setup
 
-.PHONY: help setup model serve test test-slow lint types bench bench-kernels draft image image-test clean
+.PHONY: help setup model serve test test-slow lint types bench bench-kernels bench-peers bench-speculation draft image image-test clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -46,6 +46,12 @@ bench-kernels: setup model ## the native kernels against the memory bandwidth
 
 draft: setup model ## the demo draft anew, from text that the demo model writes (see docs/training.md for how long it takes)
 	$(BIN)/forerun train-drafter --kind model --model-id $(MODEL) --out drafts/smollm2-135m $(DRAFT)
+
+bench-peers: setup model ## our server beside those that tools/peers.sh installed
+	$(BIN)/forerun bench peers --plot
+
+bench-speculation: setup model ## guesses against none, 1 to 32 streams, five workloads (20 minutes)
+	$(BIN)/forerun bench speculation
 
 image: ## the container image (docker, podman or buildah)
 	tools/image.sh

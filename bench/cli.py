@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import platform
+import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from forerun import __version__
 from forerun.bench import plots, prompts
 from forerun.bench.apis import APIS, Ask
 from forerun.bench.bars import present
+from forerun.bench.cost import Cost
 from forerun.bench.errors import BenchError
 from forerun.bench.http import Origin
 from forerun.bench.load import Amount, Load, Target, show_progress
@@ -56,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     _load_options(load)
     _output_options(load, "bench/out/load.json")
     _foundation_options(commands.add_parser("foundation", help="start our own server and check its speed bars"))
+    _peers_options(commands.add_parser("peers", help="our server beside llama.cpp's and vLLM's, as far as they are installed"))
     _speculation_options(commands.add_parser("speculation", help="our server with guesses against the same without, on many loads"))
     return parser
 
@@ -81,6 +84,20 @@ def _speculation_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
     parser.add_argument("--seed", type=int, default=0, help="which prompts are used, and which of them meet")
     _output_options(parser, "bench/out/speculation.json")
+
+
+def _peers_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_peers)
+    _own_server_options(parser)
+    parser.add_argument("--quick", action="store_true", help="one round instead of three")
+    parser.add_argument("--rounds", type=int, default=0, metavar="N")
+    parser.add_argument("--streams", type=_numbers(int), default=[], metavar="N,…", help="instead of 1,8,16")
+    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
+    parser.add_argument(
+        "--peers", type=Path, default=Path(".peers"), metavar="FOLDER", help="what tools/peers.sh made (default: %(default)s)"
+    )
+    parser.add_argument("--only", type=_numbers(str), default=[], metavar="NAME,…", help="servers by the beginning of their name")
+    _output_options(parser, "bench/out/peers.json")
 
 
 def _own_server_options(parser: argparse.ArgumentParser) -> None:
@@ -125,6 +142,7 @@ def _load_options(parser: argparse.ArgumentParser) -> None:
 def _output_options(parser: argparse.ArgumentParser, path: str) -> None:
     parser.add_argument("--out", type=Path, default=Path(path), metavar="FILE", help="the result as JSON (default: %(default)s)")
     parser.add_argument("--plot", action=argparse.BooleanOptionalAction, default=False, help="and pictures beside it")
+    parser.add_argument("--device-hour-price", type=float, metavar="PRICE", help="also say what tokens and requests cost")
 
 
 def _load(options: argparse.Namespace) -> int:
@@ -134,7 +152,8 @@ def _load(options: argparse.Namespace) -> int:
     shapes = shapes or [Shape(streams=streams) for streams in options.streams or [1]]
     measured = _run(_measure(options, shapes))
     points = [point for point, _ in measured]
-    _write(options.out, {"settings": _settings(options), "machine": machine(), "points": [dataclasses.asdict(point) for point in points]})
+    results = [dataclasses.asdict(point) | _cost(options, point.tokens_per_second, point.requests_per_second) for point in points]
+    _write(options.out, {"settings": _settings(options), "machine": machine(), "points": results})
     if options.plot:
         picture = options.out.with_suffix(".png")
         plots.load(points, [records for _, records in measured], picture, f"{options.api} at {options.url}")
@@ -157,6 +176,7 @@ async def _measure(options: argparse.Namespace, shapes: Sequence[Shape]) -> list
         point = condense(shape, records, goal, own_cpu_seconds() - before)
         measured.append((point, records))
         print(row(point), flush=True)
+        _say_cost(options, "", point.tokens_per_second, point.requests_per_second)
     return measured
 
 
@@ -215,6 +235,48 @@ def _foundation(options: argparse.Namespace) -> int:
     return int(options.strict and not all(bar.passed for bar in bars))
 
 
+def _cost(options: argparse.Namespace, tokens_per_second: float, requests_per_second: float) -> dict[str, Any]:
+    """For the result file."""
+    if options.device_hour_price is None:
+        return {}
+    return {"cost": dataclasses.asdict(Cost.of(options.device_hour_price, tokens_per_second, requests_per_second))}
+
+
+def _say_cost(options: argparse.Namespace, of: str, tokens_per_second: float, requests_per_second: float) -> None:
+    if options.device_hour_price is not None:
+        print(f"    cost{of}: {Cost.of(options.device_hour_price, tokens_per_second, requests_per_second)}", flush=True)
+
+
+def _peers(options: argparse.Namespace) -> int:
+    from forerun.bench import entrants, peers
+
+    settings = peers.Settings.quick() if options.quick else peers.Settings()
+    streams, rounds = options.streams or settings.streams, options.rounds or settings.rounds
+    settings = dataclasses.replace(settings, streams=streams, rounds=rounds, tokens=options.max_new_tokens)
+    found, skipped = entrants.entrants(options.model_id, options.peers, options.server_flags)
+    chosen = [one for one in found if not options.only or one.name.startswith(tuple(options.only))]
+    print("\n".join([f"side by side: {', '.join(one.name for one in chosen)}", *skipped]), flush=True)
+    if options.plot:
+        plots.require()
+    contest = peers.Contest(chosen, settings, show_progress())
+    _run(contest.run())
+    bars = peers.bars(contest.turns, chosen)
+    print(f"{peers.table(contest.turns, contest.facts)}\n\n{present(bars, [*contest.remarks, *skipped])}")
+    for turn in contest.turns[-len(chosen) :]:
+        _say_cost(options, f" of {turn.entrant}, {turn.streams} streams", turn.rate, turn.requests_rate)
+    details: dict[str, Any] = {
+        "turns": [dataclasses.asdict(turn) | _cost(options, turn.rate, turn.requests_rate) for turn in contest.turns]
+    }
+    details |= {"facts": [dataclasses.asdict(one) for one in contest.facts], "skipped": skipped, "remarks": contest.remarks}
+    verdicts = [dataclasses.asdict(bar) | {"passed": bar.passed} for bar in bars]
+    _write(options.out, {"settings": _settings(options), "machine": machine(), "bars": verdicts, **details})
+    if options.plot:
+        picture = options.out.with_suffix(".png")
+        plots.peers(contest.turns, contest.facts, picture)
+        print(f"plot: {picture}")
+    return int(options.strict and not all(bar.passed for bar in bars))
+
+
 def _speculation(options: argparse.Namespace) -> int:
     from forerun.bench import speculation, sweep, workloads
     from forerun.bench.template import chat_form
@@ -241,6 +303,11 @@ def _speculation(options: argparse.Namespace) -> int:
     bars = sweep.bars(spots, {workload.name: workload.wanted for workload in chosen})
     print(f"speed over plain decoding (guesses a sequence and step)\n{sweep.table(spots)}\n\n{present(bars, measured.remarks)}")
     print(f"plot: {picture}")
+    for spot in spots if options.device_hour_price is not None else []:
+        requests = statistics.median(
+            one.guessing.requests_rate for one in outcomes if (one.workload, one.streams) == (spot.workload, spot.streams)
+        )
+        _say_cost(options, f" of {spot.workload}, {spot.streams} streams", spot.guessing_rate, requests)
     differing = speculation.describe(outcomes)
     if differing:
         raise BenchError("ANSWERS DIFFER with and without guesses, which must never be:\n  " + "\n  ".join(differing))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.bench.errors import BenchError
+from forerun.bench.peers import Facts, Turn
 from forerun.bench.records import Point, Record
 from forerun.bench.stats import percentile
 from forerun.bench.sweep import Spot
@@ -94,6 +95,29 @@ def policies(names: Sequence[str], series: dict[str, list[float]], path: Path) -
     axis.invert_yaxis()
     axis.set(xlabel="speed over plain decoding", xscale="log")
     axis.legend(fontsize=7)
+    _save(pyplot, figure, path)
+
+
+def peers(turns: Sequence[Turn], facts: Sequence[Facts], path: Path) -> None:
+    """Tokens a second by streams, a bar for each server (the median of its rounds, and their spread); first tokens; memory."""
+    pyplot = _pyplot()
+    counts = sorted({turn.streams for turn in turns})
+    figure, axes = pyplot.subplots(1, len(counts) + 1, figsize=(4 * (len(counts) + 1), 4.4), layout="constrained", sharey=True)
+    names = [one.entrant for one in facts]
+    places = range(len(names))
+    colors = ["#b8514f" if name.startswith("forerun") else "#8aa4c0" for name in names]
+    for axis, count in zip(axes, counts):
+        rates = [sorted(turn.rate for turn in turns if (turn.entrant, turn.streams) == (name, count)) for name in names]
+        middle = [percentile(of_one, 50) for of_one in rates]
+        spread = [[mid - of_one[0] for mid, of_one in zip(middle, rates)], [of_one[-1] - mid for mid, of_one in zip(middle, rates)]]
+        axis.barh(places, middle, xerr=spread, color=colors)
+        for place, value in zip(places, middle):
+            axis.text(value, place, f" {value:.0f}", va="center", fontsize=8)
+        axis.set(title=f"{count} stream" + "s" * (count > 1), xlabel="tokens/s", xlim=(0, 1.15 * max(middle)))
+    axes[-1].barh(places, [one.memory_mb for one in facts], color=colors)
+    axes[-1].set(title="memory", xlabel="MB")
+    axes[0].set_yticks(list(places), names)
+    axes[0].invert_yaxis()
     _save(pyplot, figure, path)
 
 

@@ -26,8 +26,8 @@ from forerun.bench.workloads import Workload
 FLAGS = {"--max-batch-total-tokens": "32768", "--max-total-tokens": "4096"}
 """unless given otherwise"""
 WARM_TOKENS = 48
-GAUGES = ("forerun_speculation", "forerun_guard")
-"""beginnings of the names under which a server shows what its controller thinks"""
+STATE = "forerun_speculation_"
+"""how the names begin under which a server shows what its drafters and its controller do"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Sweep:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Counts:
-    """What a server has counted. `decode_seconds` of `decode_steps`: steps without prompts. `state`: its speculation's gauges."""
+    """What a server has counted. `decode_seconds` of `decode_steps`: steps without prompts. `state`: its speculation's series."""
 
     drafted: float
     accepted: float
@@ -134,7 +134,7 @@ class Counts:
             committed=total("forerun_committed_tokens_total"),
             decode_steps=metrics.get('tgi_batch_inference_duration_count{method="decode"}', 0.0),
             decode_seconds=metrics.get('tgi_batch_inference_duration_sum{method="decode"}', 0.0),
-            state={name: value for name, value in metrics.items() if name.startswith(GAUGES) and "_bucket" not in name},
+            state={name: value for name, value in metrics.items() if name.startswith(STATE)},
         )
 
     def since(self, before: Counts) -> Counts:
@@ -144,7 +144,7 @@ class Counts:
             self.committed - before.committed,
             self.decode_steps - before.decode_steps,
             self.decode_seconds - before.decode_seconds,
-            self.state,
+            {name: value - before.state.get(name, 0.0) * ("_total" in name) for name, value in self.state.items()},
         )
 
 

@@ -44,7 +44,8 @@ class Side:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
     """`guesses`, `tokens`: of a sequence in a step, on average, of the server that guesses; `acceptance`: share of its guesses that held.
-    `state`: its controller's gauges afterwards. `differing`: prompts whose answers differ between the two, which must never be."""
+    `state`: its series about speculation: what counters gained, and gauges afterwards. `differing`: prompts whose answers differ between
+    the two, which must never be."""
 
     round: int
     workload: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -106,3 +107,23 @@ async def serving(fake: Fake) -> AsyncIterator[Fake]:
         yield fake
     finally:
         await runner.cleanup()
+
+
+async def _main(port: int, fake: Fake) -> None:
+    """As a program of its own, with a health route."""
+    app = web.Application()
+
+    async def healthy(request: web.Request) -> web.Response:
+        return web.Response()
+
+    app.router.add_get("/health", healthy)
+    for path in SCRIPTS:
+        app.router.add_post(path, fake.handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(int(sys.argv[1]), Fake(tokens=int(sys.argv[2]), gap=float(sys.argv[3]))))

@@ -47,6 +47,14 @@ def test_a_closed_loop_with_picture(fake: Fake, tmp_path: Path, capsys: pytest.C
     assert "3 streams" in capsys.readouterr().out
 
 
+def test_what_it_costs(fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "x.json"
+    assert main(["load", "--url", fake.url, "--requests", "2", "--warmup", "0", "--out", str(out), "--device-hour-price", "3.6"]) == 0
+    (point,) = json.loads(out.read_text())["points"]
+    assert point["cost"]["request"] == pytest.approx(0.001 / point["requests_per_second"])
+    assert "a million tokens" in capsys.readouterr().out
+
+
 def test_an_open_loop_from_a_file_of_prompts(fake: Fake, tmp_path: Path) -> None:
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"turns": ["one"]}\n{"turns": ["two"]}\n')

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forerun.bench import plots
 from forerun.bench.records import Record, busy_time
 from forerun.bench.speculation import Counts, describe, differing, earlier, numbered
 from forerun.bench.sweep import Outcome, Side, bars, condense, lives, requests, table
@@ -117,9 +119,17 @@ def test_counts_of_a_server() -> None:
         "forerun_committed_tokens_total": 20.0,
         'tgi_batch_inference_duration_count{method="decode"}': 10.0,
         'tgi_batch_inference_duration_sum{method="decode"}': 0.5,
-        'forerun_guard_state{rows="1"}': 1.0,
+        'forerun_speculation_guard_state{rows="1"}': 1.0,
+        "forerun_speculation_draft_seconds_total": 0.25,
     }
     counts = Counts.of(page)
     assert (counts.drafted, counts.accepted, counts.committed, counts.decode_steps) == (8, 4, 20, 10)
-    assert counts.state == {'forerun_guard_state{rows="1"}': 1.0}
-    assert counts.since(counts).decode_seconds == 0
+    gained = counts.since(counts)
+    assert gained.decode_seconds == 0
+    assert gained.state == {'forerun_speculation_guard_state{rows="1"}': 1.0, "forerun_speculation_draft_seconds_total": 0.0}
+
+
+def test_a_picture(tmp_path: Path) -> None:
+    spots = condense([outcome(1.3), outcome(0.97, streams=8, guesses=0.1), outcome(2.0, "copy")])
+    plots.speculation(spots, tmp_path / "x.png", 0.98)
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
