@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from operator import lt
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -88,6 +89,8 @@ class Room(NamedTuple):
 def prune(draft: Draft, room: Room) -> Draft:
     """The part of a draft that fits. A node that does not fit takes its descendants with it; the others keep their order. Pruning
     never changes the output, whatever it looks at. ValueError for a draft that is no tree (unequal lengths, a parent behind its child)."""
+    if _fits(draft, room):
+        return draft
     token: list[int] = []
     parent: list[int] = []
     confidence: list[float] = []
@@ -112,6 +115,25 @@ def prune(draft: Draft, room: Room) -> Draft:
         probe.append(b)
         source += draft.source[i : i + 1]
     return draft if len(token) == draft.count else Draft(token, parent, confidence, probe, source)
+
+
+def _fits(draft: Draft, room: Room) -> bool:
+    """Whether nothing of a well-formed draft has to go: the usual case, looked at without a loop of our own."""
+    token, parent = draft.token, draft.parent
+    count = len(token)
+    if not count == len(parent) == len(draft.confidence) == len(draft.probe):
+        return False
+    if not count:
+        return True
+    return (
+        count <= room.nodes
+        and count <= room.depth
+        and room.price <= 0.0
+        and max(token) < room.vocab
+        and min(token) >= 0
+        and min(parent) >= -1
+        and all(map(lt, parent, range(count)))
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

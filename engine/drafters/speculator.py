@@ -13,7 +13,7 @@ from operator import sub
 
 from forerun.engine import rejection
 from forerun.engine.drafters.choose import choose, keep
-from forerun.engine.drafters.draft import Commit, Draft, Drafter, Needs, Room, Terms, prune
+from forerun.engine.drafters.draft import Commit, Draft, Drafter, Needs, Room, Silent, Terms, prune
 from forerun.engine.drafters.trust import Trust
 from forerun.engine.kv import Table
 from forerun.engine.rows import Row, Share
@@ -94,6 +94,8 @@ class Speculator:
             own = plan.entry_price * len(row.tokens)
             weight = plan.weights.get(row.number, 1.0)
             worth.append([weight * value - own for value in survival[-1]])
+        if not any(worth):
+            return
         for share, values, nodes in zip(shares, survival, choose(worth, plan.toll[: self._step_nodes], plan.discount)):
             share.draft = keep(share.draft, nodes)
             share.expected = sum(values[node] for node in nodes)
@@ -111,7 +113,8 @@ class Speculator:
         """These rows are gone."""
         for row in rows:
             self._trust.forget(row.number)
-        known = [row for row in rows if row.heard]
+        # A drafter that raised while it was told may have kept a part of it.
+        known = [row for row in rows if row.heard or row.cold]
         if not known or self.failures >= MOST_FAILURES:
             return
         try:
@@ -145,6 +148,8 @@ class Speculator:
         self.failures += 1
         for row in rows:
             row.cold = True
+        if self.failures >= MOST_FAILURES:
+            self._drafter = Silent()  # and what it held goes with it
         after = "it is not asked again" if self.failures >= MOST_FAILURES else f"no more guesses for rows {[row.number for row in rows]}"
         log.error("the drafter failed in %s (failure %d): %s", verb, self.failures, after, exc_info=error)
 
@@ -152,5 +157,5 @@ class Speculator:
 def _terms(plan: StepPlan) -> Terms:
     """No node is kept whose survival is below the least that any further node costs."""
     toll = plan.toll
-    least = min(map(sub, toll[1:], toll), default=toll[0]) if toll else plan.price
+    least = min(map(sub, toll[1:], toll), default=toll[0]) * min(1.0, plan.discount) if toll else plan.price
     return Terms(max(0.0, least) / max(plan.weights.values(), default=1.0), plan.goodput)

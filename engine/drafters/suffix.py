@@ -38,6 +38,8 @@ SURE = 3
 """a match in the sequence itself that is this long makes others' answers superfluous"""
 LEAST_SURVIVAL = 0.01
 """a node less likely than this pays on no device"""
+SLACK = 0.5
+"""Nodes down to so many times the price are mentioned: a row's experience may say that they are likelier."""
 
 _SOLE, _ALL, _MOST, _FEW, _SHORTER = range(5)
 """Votes for a guess: of the only match, of all of them, of at least half, of fewer; or of matches that are not the longest ones."""
@@ -100,7 +102,8 @@ class Suffix:
             row.history.extend(new)
 
     def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
-        return [self._propose(number, most) for number, most in zip(rows, budget)]
+        least = max(LEAST_SURVIVAL, SLACK * terms.price)
+        return [self._propose(number, most, least) for number, most in zip(rows, budget)]
 
     def forget(self, rows: list[int]) -> None:
         for number in rows:
@@ -127,7 +130,7 @@ class Suffix:
             del self._shared[next(iter(self._shared))]
         history.extend([GAP, *answer])
 
-    def _propose(self, number: int, most: int) -> Draft:
+    def _propose(self, number: int, most: int, least: float) -> Draft:
         row = self._rows.get(number)
         if row is None or most < 1:
             return Draft.none()
@@ -140,11 +143,11 @@ class Suffix:
         if not matches:
             return Draft.none()
         matches.sort()
-        token, parent, cell, confidence = self._grow(matches, most)
+        token, parent, cell, confidence = self._grow(matches, most, -least)
         self.calibration.propose(number, token, parent, cell)
         return Draft(token, parent, confidence, [False] * len(token))
 
-    def _grow(self, matches: list[Match], most: int) -> tuple[list[int], list[int], list[int], list[float]]:
+    def _grow(self, matches: list[Match], most: int, least: float) -> tuple[list[int], list[int], list[int], list[float]]:
         """The likeliest `most` nodes of the tree that the matches (sorted) span, best first (so a parent comes before its child)."""
         token: list[int] = []
         parent: list[int] = []
@@ -163,7 +166,7 @@ class Suffix:
                 kind = _FIRST_CELL[source][_SOLE][depth > 0] + _BUCKET[depth - length]
                 survival *= rate[kind]
                 depth += 1
-                if guess < 0 or survival > -LEAST_SURVIVAL:
+                if guess < 0 or survival > least:
                     if not waiting:
                         break
                     survival, _, guess, at, kind, matches, depth = heappop(waiting)
@@ -171,7 +174,7 @@ class Suffix:
                     count += 1
                     survival, _, guess, at, kind, matches, depth = heapreplace(waiting, (survival, count, guess, at, kind, matches, depth))
             else:
-                count = _branch(waiting, matches, rate, survival, at, depth, count)
+                count = _branch(waiting, matches, rate, survival, at, depth, count, least)
                 if not waiting:
                     break
                 if not self._tree:
@@ -187,7 +190,9 @@ class Suffix:
         return token, parent, cell, confidence
 
 
-def _branch(waiting: list[_Waiting], matches: list[Match], rate: list[float], survival: float, at: int, depth: int, count: int) -> int:
+def _branch(
+    waiting: list[_Waiting], matches: list[Match], rate: list[float], survival: float, at: int, depth: int, count: int, least: float
+) -> int:
     """Push what the matches (sorted) say follows node `at`, which stands `depth` levels down, those of the longest match first. Returns the
     new count of all that was pushed."""
     votes: dict[int, list[Match]] = {}
@@ -222,7 +227,7 @@ def _branch(waiting: list[_Waiting], matches: list[Match], rate: list[float], su
             vote = _SOLE if n == 1 else _ALL
         kind = _FIRST_CELL[source][vote][deep] + _BUCKET[depth - length]
         alive = survival * rate[kind]
-        if alive < -LEAST_SURVIVAL:
+        if alive < least:
             count += 1
             heappush(waiting, (alive, count, guess, at, kind, voters, depth + 1))
     return count

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from forerun.engine.drafters.draft import Draft
 
-_MOST_CONFIDENCE = 0.99
+_LEAST_CONFIDENCE, _MOST_CONFIDENCE = 0.01, 0.99
 _ROW_VARIANCE, _ROW_FADE = 0.3, 0.98
 """of a row's shift: how much rows differ, and what is left of the difference after each step of the row"""
 _ALL_VARIANCE, _ALL_FADE = 2.0, 0.998
@@ -76,13 +76,24 @@ class Trust:
 
     def offer(self, row: int, draft: Draft, known: int) -> list[float]:
         """The survival of each node, corrected. Remembers the draft, which goes on from so many known tokens, until `settle`."""
+        if not draft.token:
+            return []
         shift = self._rows.get(row, self._all).mean
+        factors: list[float] = []
         chances: list[float] = []
         survival: list[float] = []
-        for parent, confidence, depth in zip(draft.parent, draft.confidence, draft.depths()):
-            chance = _shifted(confidence, shift + self._depths[min(depth, _DEPTHS) - 1].mean)
+        depths: list[int] = []
+        for parent, confidence in zip(draft.parent, draft.confidence):
+            depth, above = (depths[parent] + 1, survival[parent]) if parent >= 0 else (0, 1.0)
+            depths.append(depth)
+            if depth == len(factors):
+                factors.append(_factor(shift + self._depths[depth if depth < _DEPTHS else -1].mean))
+            if not _LEAST_CONFIDENCE < confidence < _MOST_CONFIDENCE:
+                confidence = _clamped(confidence)
+            odds = confidence / (1.0 - confidence) * factors[depth]
+            chance = odds / (1.0 + odds)
             chances.append(chance)
-            survival.append(chance if parent < 0 else chance * survival[parent])
+            survival.append(chance * above)
         self._offered[row] = (draft, chances, known)
         return survival
 
@@ -119,7 +130,16 @@ class Trust:
         self._offered.pop(row, None)
 
 
+def _clamped(confidence: float) -> float:
+    return min(max(confidence, _LEAST_CONFIDENCE), _MOST_CONFIDENCE)
+
+
+def _factor(shift: float) -> float:
+    """What a shift of the log-odds multiplies the odds with."""
+    return math.exp(max(-12.0, min(12.0, shift)))
+
+
 def _shifted(confidence: float, shift: float) -> float:
-    confidence = min(max(confidence, 1.0 - _MOST_CONFIDENCE), _MOST_CONFIDENCE)
-    odds = confidence / (1.0 - confidence) * math.exp(max(-12.0, min(12.0, shift)))
+    confidence = _clamped(confidence)
+    odds = confidence / (1.0 - confidence) * _factor(shift)
     return odds / (1.0 + odds)
