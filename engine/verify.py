@@ -1,10 +1,29 @@
-"""Walk a draft from its root by comparing integers. Nothing else happens here: no tensors, no probabilities, no state."""
+"""Walk a draft from its root by comparing integers. Nothing else happens here: no tensors, no probabilities, no state.
+
+`Accept` is who decides what of a draft becomes true: `follow` for all but `--acceptance rejection` (rejection.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
 
 from forerun.engine.drafters.draft import Draft
+from forerun.engine.rows import Share
+from forerun.engine.sampler import Ask, Choice
+
+
+class Accept(Protocol):
+    def __call__(self, share: Share, asks: Sequence[Ask], picked: list[Choice], logits: Tensor) -> list[int]:
+        """The accepted nodes of a share's draft, root side first. asks, picked: of its root and then of its nodes; logits [m, V] of the
+        whole step. The rows's new tokens are then the picks at the root and at the accepted nodes, which may be replaced."""
+        ...
+
+
+def follow(share: Share, asks: Sequence[Ask], picked: list[Choice], logits: Tensor) -> list[int]:
+    """Shared dice: what the target picked decides."""
+    return walk(share.draft, [choice.token for choice in picked])
 
 
 def walk(draft: Draft, picks: Sequence[int]) -> list[int]:

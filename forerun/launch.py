@@ -90,6 +90,7 @@ def start_message(config: Config) -> Start:
         watermark_delta=sampling.watermark_delta,
         speculator=config.speculation.speculator,
         speculate=config.speculation.speculate or 0,
+        acceptance=config.speculation.acceptance,
         echo=config.testing.echo,
         test_faults=config.testing.test_faults,
     )
