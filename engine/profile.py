@@ -48,8 +48,11 @@ STEPS = 48
 REPEATS = 7
 APART, MOST_SEGMENT = 8, 0.05
 """rows that are compared with as many guesses, and the most of a plain step that such a row can add"""
-SAME = 1.6
-"""A remembered profile counts as long as its plain step is within this factor of what a plain step takes now."""
+SAME, ALIKE = 1.6, 1.25
+"""A remembered profile counts as long as its plain step is within the first factor of what a plain step takes now, and sizes of steps are
+within the second of each other's: a machine that is slower in all of them is corrected for while it runs, one that was busy while it
+was profiled is not."""
+SAMPLES = (1, 8, 16, 32)
 
 Around = Callable[[Drafter], Engine]
 """makes an engine with another drafter out of the same parts"""
@@ -88,8 +91,9 @@ def profiled(ready: Ready, start: Start, around: Around, progress: ReportProgres
         return ready
     file = _file(ready, start)
     costs = _remembered(file, ready.step_seconds[0])
-    if costs is None:
-        costs = _Profile(around(Script(ready.max_nodes)), progress).run()
+    profile = _Profile(around(Script(ready.max_nodes)), progress)
+    if costs is None or not profile.resembles(costs):
+        costs = profile.run()
         _remember(file, costs)
     return msgspec.structs.replace(ready, costs=costs.steps, segment_seconds=costs.segment, contexts=costs.contexts)
 
@@ -124,6 +128,17 @@ class _Profile:
         self._progress("profiling", self._total, self._total)
         return Costs(steps, segment, contexts)
 
+    def resembles(self, costs: Costs) -> bool:
+        """Whether steps of a few sizes take what a remembered profile says, up to a common factor."""
+        known = dict(costs.steps)
+        shapes = [_Shape(rows) for rows in SAMPLES if rows in known and rows <= self._most]
+        seconds = self._passes(shapes, passes=LEAST_PASSES)
+        factors = [seconds[shape] / known[shape.rows] for shape in shapes]
+        if max(factors) > ALIKE * min(factors):
+            log.info("step costs: not as they were remembered, so they are measured again")
+            return False
+        return True
+
     def _counts(self) -> list[int]:
         """Which row counts are measured: all, unless that would take too long."""
         first = self._passes([_Shape(1)], passes=2)[_Shape(1)]
@@ -146,7 +161,7 @@ class _Profile:
                     seconds[shape].append(self._step(shape))
             self._drop()
             count += 1
-        return {shape: statistics.median(values) for shape, values in seconds.items()}
+        return {shape: statistics.median_low(values) for shape, values in seconds.items()}
 
     def _least(self, began: float, count: int) -> int:
         """Passes that are made even if they take long: fewer where one alone takes longer than all should."""
@@ -164,7 +179,7 @@ class _Profile:
             for shape, values in seconds.items():
                 values.append(self._step(shape))
         self._drop()
-        more = statistics.median(seconds[apart]) - statistics.median(seconds[together])
+        more = statistics.median_low(seconds[apart]) - statistics.median_low(seconds[together])
         return min(max(0.0, more / (rows - 1)), MOST_SEGMENT * plain_seconds)
 
     def _contexts(self) -> list[tuple[int, float, float]]:
@@ -192,7 +207,7 @@ class _Profile:
             for (first, guess), values in seconds.items():
                 values.append(self._timed([Feed(first + row, 1, guess) for row in range(count)], guess * count))
         self._drop()
-        median = {kind: statistics.median(values) for kind, values in seconds.items()}
+        median = {kind: statistics.median_low(values) for kind, values in seconds.items()}
         return max(0.0, median[count, 0] - median[0, 0]), max(0.0, median[count, guesses] - median[0, guesses])
 
     def _sequences(self, shape: _Shape) -> int:

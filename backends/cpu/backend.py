@@ -104,7 +104,7 @@ class NativeCpu(CpuBackend):
         return captured
 
     def facts(self) -> dict[str, str]:
-        return {"kernels": f"native, {self.library.isa}", **super().facts()}
+        return {"kernels": f"native, {self.library.isa}", "build": self.library.build, **super().facts()}
 
 
 class TorchCpu(CpuBackend):

@@ -25,6 +25,8 @@ class Library:
     """A context of the kernels: an instruction set and a pool of `threads` threads. `isa`: a name of `isas`, or "" for the best one."""
 
     def __init__(self, path: Path, threads: int, isa: str = "") -> None:
+        self.build = path.stem
+        """names the sources and flags"""
         self._lib = ctypes.CDLL(str(path))
         self._lib.fr_open.restype = ctypes.c_void_p
         self._lib.fr_open.argtypes = [ctypes.c_int32, ctypes.c_char_p]

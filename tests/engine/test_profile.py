@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import statistics
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -86,7 +89,8 @@ def test_a_slow_model_is_measured_at_fewer_counts(monkeypatch: pytest.MonkeyPatc
     assert [rows for rows, _ in built(Start("model", max_rows=5)).ready.costs] == [1, 2, 4, 8, 16, 32]
 
 
-def test_it_is_remembered_as_long_as_the_machine_is_as_fast(tmp_path: Path) -> None:
+def test_it_is_remembered_as_long_as_the_machine_is_as_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "ALIKE", 1e9)
     start = Start("model", max_rows=2, hub_cache=str(tmp_path))
     built(start)
     (file,) = (tmp_path / ".forerun").iterdir()
@@ -107,3 +111,66 @@ def test_it_is_remembered_as_long_as_the_machine_is_as_fast(tmp_path: Path) -> N
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / ".forerun").write_text("in the way")
     assert built(Start("model", max_rows=2, hub_cache=str(tmp_path))).ready.costs
+
+
+class Clock:
+    """Steps take what `seconds` says, times a noise that is rarely large; the engine itself computes nothing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Callable[[int], float], seed: int = 0) -> None:
+        self.now = 0.0
+        self.slow = 1.0
+        self.steps = 0
+        self._seconds = seconds
+        self._dice = random.Random(seed)
+        monkeypatch.setattr(profile.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(Engine, "step", self.step)
+
+    def step(self, plan: StepPlan) -> StepResult:
+        self.steps += 1
+        rows = sum(feed.known + feed.guess for feed in plan.feed)
+        outlier = 4.0 if self._dice.random() < 0.05 else 1.0
+        self.now += self._seconds(rows) * self.slow * self._dice.uniform(0.97, 1.05) * outlier
+        return StepResult(plan.step)
+
+
+def stairs(rows: int) -> float:
+    return 0.010 + 0.0001 * rows + 0.003 * (rows > 12)
+
+
+def profiler(heard: list[tuple[str, int, int]] | None = None) -> profile._Profile:
+    engine = built(Start("model", max_rows=8, max_total_tokens=2000))
+    said = heard if heard is not None else []
+    return profile._Profile(engine, lambda *progress: said.append(progress))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_step_in_twenty_that_takes_four_times_as_long_spoils_no_count(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "LEAST_PASSES", 7)
+    monkeypatch.setattr(profile, "MOST_PASSES", 9)
+    profiler_ = profiler()
+    Clock(monkeypatch, stairs, seed)
+    costs = profiler_.run()
+    off = [abs(seconds / stairs(rows) - 1) for rows, seconds in costs.steps]
+    assert statistics.median(off) < 0.04 and max(off) < 0.15
+
+
+def test_a_machine_that_got_slower_keeps_its_profile_and_one_that_changed_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slower in all sizes alike, it is corrected for while it runs (`router/controller/cost.py`); another staircase is measured again."""
+    profiler_ = profiler()
+    clock = Clock(monkeypatch, stairs)
+    costs = Costs([(rows, stairs(rows)) for rows in range(1, 33)], 0.0, [])
+    assert profiler_.resembles(costs)
+    clock.slow = 1.5
+    assert profiler_.resembles(costs)
+    monkeypatch.setattr(clock, "_seconds", lambda rows: 0.01 * max(1.0, rows / 6))
+    assert not profiler_.resembles(costs)
+
+
+def test_it_takes_as_long_as_it_should_whatever_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most ten seconds where a step takes ten milliseconds; slower models are measured at fewer counts."""
+    for plain, most in ((0.001, 7.0), (0.010, 10.0), (0.1, 20.0)):
+        profiler_ = profiler()
+        clock = Clock(monkeypatch, lambda rows, plain=plain: plain * (1 + max(0, rows - 8) / 20))
+        profiler_.run()
+        assert clock.now < most, f"{plain} s a step"
+        monkeypatch.undo()
