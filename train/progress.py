@@ -36,9 +36,13 @@ class Stage:
         speed = (self._done - self._first) / max(1e-9, now - self._began)
         share = 100 * self._done / max(1, self._total)
         left = f", {_span((self._total - self._done) / speed)} left" if speed > 0 and self._done < self._total else ""
-        return f"{self._stage}: {share:.0f} %, {self._done:,} of {self._total:,} {self._unit}, {speed:,.0f} {self._unit}/s{left}"
+        return f"{self._stage}: {share:.0f} %, {self._done:,} of {self._total:,} {self._unit}, {_speed(speed)} {self._unit}/s{left}"
 
 
 def _span(seconds: float) -> str:
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min" if minutes else f"{seconds:.0f} s"
+
+
+def _speed(speed: float) -> str:
+    return f"{speed:,.0f}" if speed >= 10 else f"{speed:.2f}"
