@@ -51,7 +51,7 @@ class Scheme:
 def settings_of(folder: Path, config: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any] | None:
     """What the checkpoint says of its quantisation: in config.json, else in a file of its own, else in tensors. None: nothing."""
     inner = config.get("text_config") or {}
-    found = config.get("quantization_config") or inner.get("quantization_config")
+    found: dict[str, Any] | None = config.get("quantization_config") or inner.get("quantization_config")
     names = checkpoint.names()
     if found or not any(name.endswith(".qweight") for name in names):
         return found
