@@ -47,7 +47,7 @@ class Collector:
         said = self.transcript.extend(run)
         if not said:
             return False
-        self._pace.tick(len(said), run.accepted)
+        self._pace.tick(len(said), min(run.accepted, len(said)))
         if self._keep:
             self.listed += said
             self.top += map(self.transcript.alternatives, run.top[: len(said)])

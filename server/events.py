@@ -101,7 +101,7 @@ class EventStream:
         said = transcript.extend(run)
         if not said:
             return False
-        self._pace.tick(len(said), run.accepted)
+        self._pace.tick(len(said), min(run.accepted, len(said)))
         finish = transcript.finish
         pending = self._pending or self._announced()
         for i, token in enumerate(said):

@@ -107,7 +107,7 @@ class Speculation(Struct):
     """What guessing ahead did for one sequence."""
 
     drafted: Annotated[int, Meta(description="Tokens guessed")]
-    accepted: Annotated[int, Meta(description="Guesses that came true")]
+    accepted: Annotated[int, Meta(description="Guesses that came true and are part of the text")]
     steps: Annotated[int, Meta(description="Steps of the model that produced the text")]
 
 

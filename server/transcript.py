@@ -68,15 +68,15 @@ class Transcript:
             self.prompt_logprobs += run.prompt_logprobs
         if not run.tokens or self.finish:
             return []
-        self.steps += 1
-        self.drafted += run.drafted
-        self.accepted += run.accepted
         said: list[Token] = []
         logprobs = run.logprobs
         for index, token_id in enumerate(run.tokens):
             said.append(self._push(token_id, shortest(logprobs[index]) if logprobs else None))
             if self.finish:
                 break
+        self.steps += 1
+        self.drafted += run.drafted
+        self.accepted += min(run.accepted, len(said))
         return said
 
     def alternatives(self, top: list[tuple[int, float]]) -> list[Token]:

@@ -55,6 +55,27 @@ def test_an_incomplete_character_at_the_end() -> None:
     assert said(made, 64, HALF, EOS) == [made.text(), "", "</s>"]
 
 
+@pytest.mark.parametrize("accepted", [0, 2, 4, 5])
+@pytest.mark.parametrize("place", [0, 1, 3, 4])
+@pytest.mark.parametrize("rule", ["stop", "eos", "limit"])
+def test_what_guessing_did_is_counted_as_far_as_the_text_goes(rule: str, place: int, accepted: int) -> None:
+    """A run of `accepted` guesses and what follows them is cut behind token `place`: usage and guesses count what was kept."""
+    tokens = [*TOKENIZER._encode("abcdef", True)]
+    assert len(tokens) == 6
+    made = transcript(2 + place if rule == "limit" else 99, *(["abcdef"[place]] if rule == "stop" else []))
+    said(made, TOKENIZER._encode("x", True)[0])
+    if rule == "eos":
+        tokens[place] = EOS
+    kept = made.extend(Run(tokens[: accepted + 1], [], [], [], drafted=5, accepted=accepted))
+    told = made.speculation()
+    cut = place <= accepted
+    assert len(kept) == (place + 1 if cut else accepted + 1) and bool(made.finish) == cut
+    assert (told.drafted, told.accepted, told.steps) == (5, min(accepted, len(kept)), 2)
+    assert made.generated == 1 + len(kept)
+    assert made.generated - told.steps - told.accepted == (-1 if cut and accepted > place else 0)
+    assert not made.finish or (made.extend(Run([64], [], [], [], 3, 3)), made.speculation()) == ([], told)
+
+
 def test_nothing_comes_behind_the_end() -> None:
     made = transcript(9, "hello")
     hello = TOKENIZER._encode("hello", True)
