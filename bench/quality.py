@@ -19,6 +19,7 @@ import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 import torch
@@ -32,7 +33,7 @@ from forerun.engine.models.load import load_model
 from forerun.engine.models.model import Model
 from forerun.messages import Start
 
-FORMS: dict[str, dict[str, str]] = {
+FORMS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "bfloat16, int8 KV": {"dtype": "bfloat16", "kv_dtype": "int8"},
@@ -60,7 +61,7 @@ class Line:
 class Reader:
     """A form of the model, and a pool for one text at a time."""
 
-    def __init__(self, folder: Path, backend: Backend, options: dict[str, str], tokens: int) -> None:
+    def __init__(self, folder: Path, backend: Backend, options: dict[str, Any], tokens: int) -> None:
         self._backend = backend
         self.model: Model = load_model(Start(str(folder), max_total_tokens=0, **options), backend, lambda *progress: None)
         self._pages = -(-tokens // backend.caps.page_tokens)
@@ -69,7 +70,6 @@ class Reader:
     def read(self, tokens: Sequence[int]) -> Tensor:
         """log p of every token at every place: float32 [len(tokens), V]."""
         count = len(tokens)
-        ints = lambda values: torch.tensor(values, dtype=torch.int32)  # noqa: E731
         places = list(range(count))
         pages = ints([list(range(self._pages))])
         batch = Batch(
@@ -86,6 +86,10 @@ class Reader:
         return torch.log_softmax(self.model.forward(batch, self._pool).logits, 1)
 
 
+def ints(values: list[Any]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
 def compare(truth: Tensor, other: Tensor, tokens: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
     """log p of the tokens that come next, whether the likeliest tokens are one, and the divergence: [len(tokens) − 1] each. truth, other:
     log p [len(tokens), V]."""
@@ -93,7 +97,7 @@ def compare(truth: Tensor, other: Tensor, tokens: Sequence[int]) -> tuple[Tensor
     return q.gather(1, following).squeeze(1), p.argmax(1) == q.argmax(1), (p.exp() * (p - q)).sum(1)
 
 
-def measure(folder: Path, texts: Sequence[Sequence[int]], forms: dict[str, dict[str, str]]) -> list[Line]:
+def measure(folder: Path, texts: Sequence[Sequence[int]], forms: dict[str, dict[str, Any]]) -> list[Line]:
     """texts: token ids, at least two each. The first form is the yardstick."""
     backend = open_backend("cpu", 0)
     longest = max(map(len, texts))

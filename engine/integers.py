@@ -58,7 +58,8 @@ def settings_of(folder: Path, config: dict[str, Any], checkpoint: Checkpoint) ->
     for name in FILES:
         if (folder / name).is_file():
             method = "gptq" if name == FILES[0] else "awq"
-            return {"quant_method": method} | json.loads((folder / name).read_text())
+            kept: dict[str, Any] = json.loads((folder / name).read_text())
+            return {"quant_method": method} | kept
     if {"gptq_bits", "gptq_groupsize"} <= names:
         bits, group = (int(checkpoint.read(name)) for name in NOTES[:2])
         return {"quant_method": "gptq", "bits": bits, "group_size": group}

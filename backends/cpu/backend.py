@@ -64,12 +64,8 @@ class CpuBackend:
         keys, values = (huge_pages(math.prod(shape) * block).view(*shape, block) for _ in range(2))
         scales = [part[..., entries:].view(torch.float32) for part in (keys, values)] if block > entries else [None, None]
         keys, values = (part[..., :entries].view(spec.dtype) for part in (keys, values))
-        return Pool(
-            spec,
-            keys.unflatten(3, (spec.head_dim, PAGE_TOKENS)).transpose(3, 4),
-            values.unflatten(3, (PAGE_TOKENS, spec.head_dim)),
-            *scales,
-        )
+        keys, values = keys.view(*shape, spec.head_dim, PAGE_TOKENS), values.view(*shape, PAGE_TOKENS, spec.head_dim)
+        return Pool(spec, keys.transpose(3, 4), values, *scales)
 
     def synchronize(self) -> None:
         return None
