@@ -75,8 +75,9 @@ class Engine:
         rows = sum(share.known for share in shares) + nodes
         verified = time.perf_counter()
         depths = census(share.draft for share in shares) if nodes else []
+        news = self._speculator.news()
         sources = by_source((share.draft, share.accepted) for share in shares) if nodes else []
-        return StepResult(plan.step, emits, _micros(started, drafted), _micros(drafted, verified), rows, nodes, depths, sources)
+        return StepResult(plan.step, emits, _micros(started, drafted), _micros(drafted, verified), rows, nodes, depths, sources, news)
 
     def inject(self, message: Inject) -> None:
         """`fail`: the row that next reaches `value` generated tokens ends with an error."""

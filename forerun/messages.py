@@ -131,6 +131,8 @@ class StepResult(Message, frozen=True, array_like=True, tag="result"):
     nodes: int = 0
     depths: list[int] = []
     sources: list[tuple[list[int], list[int]]] = []
+    draft_failures: list[str] = []
+    """one line for each time that the drafter raised since the last result; no request saw anything of it"""
 
 
 class Start(Message, frozen=True, array_like=True, tag="start"):

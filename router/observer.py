@@ -31,6 +31,8 @@ class StepReport:
     """rows whose guess was accepted, 1, 2, … steps behind the newest token"""
     sources: list[tuple[list[int], list[int]]] = dataclasses.field(default_factory=list)
     """for each drafter: guesses that were verified and guesses that were accepted, by depth as well"""
+    draft_failures: int = 0
+    """times that the drafter raised"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

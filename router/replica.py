@@ -200,6 +200,8 @@ class Replica:
         began = max(self._sent.popleft(), self._last_result_at)
         self._last_result_at = now
         self._landing = message, now - began
+        for failure in message.draft_failures:
+            _log.error("The drafter failed; answers go on without its guesses", reason=failure)
         try:
             events = self._scheduler.apply(message, now)
             self._pump(now)

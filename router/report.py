@@ -39,6 +39,7 @@ def report_of(tally: Tally, result: StepResult, seconds: float) -> StepReport:
         drafts=tally.drafts,
         accepted_at=tally.accepted_at,
         sources=by_source(tally, result),
+        draft_failures=len(result.draft_failures),
     )
 
 

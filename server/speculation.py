@@ -26,6 +26,7 @@ class SpeculationMetrics:
         self._drafted = page.family("forerun_speculation_drafted_tokens_total", drafted, counter)
         self._accepted = page.family("forerun_speculation_accepted_tokens_total", accepted, counter)
         self._drafts_total = page.counter("forerun_speculation_drafts_total", "Drafts verified: one for each row and step with guesses")
+        self._failures = page.counter("forerun_speculation_failures_total", "Times that the drafter raised; no answer was touched")
         self._drafting = page.counter("forerun_speculation_draft_seconds_total", "Seconds that drafting took")
         self._verifying = page.counter("forerun_speculation_verify_seconds_total", "Seconds of the forwards with guesses, roots included")
         self._budget = page.gauge("forerun_speculation_budget", "Guesses that the last step with guesses might have")
@@ -52,6 +53,7 @@ class SpeculationMetrics:
         self._positions: list[int] = []
 
     def stepped(self, report: StepReport) -> None:
+        self._failures.add(report.draft_failures)
         if report.asked:
             self._drafting.add(report.draft_us / 1e6)
         if not report.nodes:

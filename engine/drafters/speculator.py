@@ -38,6 +38,7 @@ class Speculator:
         self._fit = rejection.fit if rejects else prune
         self._rejects = rejects
         self.failures = 0
+        self._news: list[str] = []
 
     @property
     def needs(self) -> Needs:
@@ -109,6 +110,11 @@ class Speculator:
         except Exception as error:
             self._fail("absorb", rows, error)
 
+    def news(self) -> list[str]:
+        """What went wrong since this was asked last, one line each."""
+        news, self._news = self._news, []
+        return news
+
     def forget(self, rows: Sequence[Row]) -> None:
         """These rows are gone."""
         for row in rows:
@@ -152,6 +158,8 @@ class Speculator:
             self._drafter = Silent()  # and what it held goes with it
         after = "it is not asked again" if self.failures >= MOST_FAILURES else f"no more guesses for rows {[row.number for row in rows]}"
         log.error("the drafter failed in %s (failure %d): %s", verb, self.failures, after, exc_info=error)
+        lines = str(error).splitlines()
+        self._news.append(f"{type(error).__name__} in {verb}: {lines[0] if lines else ''}; {after}")
 
 
 def _terms(plan: StepPlan) -> Terms:

@@ -61,6 +61,19 @@ def test_every_request_is_answered(verb: str, after: int, lazy: bool, caplog: py
     assert drafter.calls.count(verb) == after + MOST_FAILURES
 
 
+def test_the_front_hears_of_each_failure_once() -> None:
+    engine = tiny_engine(Faulty("propose", after=1, times=1))
+    front = Front(engine)
+    told: list[list[str]] = []
+    step = engine.step
+    engine.step = lambda plan: (result := step(plan), told.append(result.draft_failures))[0]  # type: ignore[method-assign]
+    for prompt in PROMPTS:
+        front.admit(Sequence_(prompt, params_for(prompt, max_new_tokens=6)))
+    front.run(guess=3)
+    assert [len(failures) for failures in told].count(1) == 1 and sum(map(len, told)) == 1
+    assert "RuntimeError in propose: the drafter broke" in next(filter(None, told))[0]
+
+
 def test_one_failure_makes_its_rows_cold_and_no_others() -> None:
     drafter = Faulty("propose", after=1, times=1)
     first = serve(drafter, rounds=2)
