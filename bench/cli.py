@@ -96,7 +96,9 @@ def _peers_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--peers", type=Path, default=Path(".peers"), metavar="FOLDER", help="what tools/peers.sh made (default: %(default)s)"
     )
-    parser.add_argument("--only", type=_numbers(str), default=[], metavar="NAME,…", help="servers by the beginning of their name")
+    parser.add_argument(
+        "--only", type=_numbers(str), default=[], metavar="NAME,…", help="servers by the beginning of their name, and `in-process`"
+    )
     _output_options(parser, "bench/out/peers.json")
 
 
@@ -248,7 +250,7 @@ def _say_cost(options: argparse.Namespace, of: str, tokens_per_second: float, re
 
 
 def _peers(options: argparse.Namespace) -> int:
-    from forerun.bench import entrants, peers
+    from forerun.bench import entrants, inprocess, peers
 
     settings = peers.Settings.quick() if options.quick else peers.Settings()
     streams, rounds = options.streams or settings.streams, options.rounds or settings.rounds
@@ -259,18 +261,30 @@ def _peers(options: argparse.Namespace) -> int:
     if options.plot:
         plots.require()
     contest = peers.Contest(chosen, settings, show_progress())
-    _run(contest.run())
-    bars = peers.bars(contest.turns, chosen)
-    print(f"{peers.table(contest.turns, contest.facts)}\n\n{present(bars, [*contest.remarks, *skipped])}")
+    if chosen:
+        _run(contest.run())
+    loops: list[inprocess.Indoors] = []
+    if not options.only or "in-process" in options.only:
+        kinds = list(inprocess.files(options.peers)[1])
+        skipped += [] if kinds else ["skipped: OpenVINO, or its models, are not there (tools/peers.sh llama.cpp, then openvino)"]
+        loops = _run(inprocess.measure(options.model_id, options.peers, settings.rounds, show_progress(), kinds))
+    bars = [*peers.bars(contest.turns, chosen), *inprocess.bars(loops)]
+    tables = [peers.table(contest.turns, contest.facts) if chosen else "", inprocess.table(loops)]
+    print("\n\n".join([*filter(None, tables), present(bars, [*contest.remarks, *skipped])]))
     for turn in contest.turns[-len(chosen) :]:
         _say_cost(options, f" of {turn.entrant}, {turn.streams} streams", turn.rate, turn.requests_rate)
     details: dict[str, Any] = {
         "turns": [dataclasses.asdict(turn) | _cost(options, turn.rate, turn.requests_rate) for turn in contest.turns]
     }
-    details |= {"facts": [dataclasses.asdict(one) for one in contest.facts], "skipped": skipped, "remarks": contest.remarks}
+    details |= {
+        "in_process": [dataclasses.asdict(one) for one in loops],
+        "facts": [dataclasses.asdict(one) for one in contest.facts],
+        "skipped": skipped,
+        "remarks": contest.remarks,
+    }
     verdicts = [dataclasses.asdict(bar) | {"passed": bar.passed} for bar in bars]
     _write(options.out, {"settings": _settings(options), "machine": machine(), "bars": verdicts, **details})
-    if options.plot:
+    if options.plot and chosen:
         picture = options.out.with_suffix(".png")
         plots.peers(contest.turns, contest.facts, picture)
         print(f"plot: {picture}")

@@ -19,7 +19,8 @@ from forerun.bench.launched import Launched, ours
 from forerun.bench.load import Amount, Load, Target
 from forerun.bench.records import Record, Shape, steady_rate
 from forerun.bench.stats import median
-from forerun.bench.yardstick import Yardstick
+from forerun.bench.yardstick import Loop
+from forerun.bench.yardstick import bare as bare_loop
 
 MB = 1_000_000
 PROMPT_TOKENS = 64
@@ -108,16 +109,16 @@ class Foundation:
 
     async def _beside_bare(self, server: Launched, flags: Sequence[str], parts: Sequence[str]) -> list[Bar]:
         bars: list[Bar] = []
-        async with Yardstick(self._model_id, flags) as bare:
-            self.details["bare"] = bare.facts
+        async with bare_loop(self._model_id, flags) as bare:
+            self.details["bare"] = bare.first["facts"]
             if "speed" in parts:
                 bars += await self._speed(server, bare)
         if "memory" in parts:
             positions = (await server.metrics())["tgi_batch_max_total_tokens"]
-            bars += await self._memory(server, bare.weight_bytes, int(positions * bare.position_bytes))
+            bars += await self._memory(server, bare.first["weight_bytes"], int(positions * bare.first["position_bytes"]))
         return bars
 
-    async def _speed(self, server: Launched, bare: Yardstick) -> list[Bar]:
+    async def _speed(self, server: Launched, bare: Loop) -> list[Bar]:
         rounds: list[dict[str, float]] = []
         self._long = await self._long_prompts(server)
         for number in range(self._settings.rounds):
@@ -157,7 +158,7 @@ class Foundation:
             ),
         ]
 
-    async def _round(self, server: Launched, bare: Yardstick) -> dict[str, float]:
+    async def _round(self, server: Launched, bare: Loop) -> dict[str, float]:
         """One value of everything that is compared, taken in turns."""
         found: dict[str, float] = {}
         for streams in (1, ROWS):

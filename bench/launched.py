@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from forerun.bench import process
 from forerun.bench.errors import BenchError
@@ -94,10 +96,17 @@ class Launched:
 
     async def metrics(self) -> dict[str, float]:
         """The server's metrics by their full name, labels included as they are written. Ours only."""
-        pieces: list[bytes] = []
-        await self._get("/metrics", pieces.append)
-        lines = (line for line in b"".join(pieces).decode().splitlines() if line and not line.startswith("#"))
+        lines = (line for line in (await self._text("/metrics")).splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+    async def info(self) -> dict[str, Any]:
+        """What `/info` says. Ours only."""
+        return dict(json.loads(await self._text("/info")))
+
+    async def _text(self, path: str) -> str:
+        pieces: list[bytes] = []
+        await self._get(path, pieces.append)
+        return b"".join(pieces).decode()
 
     @property
     def front(self) -> int:

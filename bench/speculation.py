@@ -72,6 +72,8 @@ class Sweep:
         for life in plan:
             self._say(f"{len(self.outcomes)}/{total}: starting two servers")
             async with Launched(self._programs[0]) as guessing, Launched(self._programs[1]) as plain:
+                if (await guessing.info())["speculator"] == "none":
+                    raise BenchError("the server that is to guess does not: name a drafter with --speculator")
                 for server in (guessing, plain):
                     await self._warm(server, max(match.streams for match in life))
                 for match in life:

@@ -1,4 +1,4 @@
-"""The front end of `bare.py`: starts the bare loop as a process and asks it for step times."""
+"""Model loops in processes of their own, without a server, that are asked for step times: ours (`bare.py`) and OpenVINO's."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -16,28 +17,35 @@ from forerun.config import Config
 from forerun.launch import start_message
 
 
-class Yardstick:
-    """`async with Yardstick(model, flags) as bare`: the same model, device, type and threads as a server started with these flags."""
+class Loop:
+    """`async with Loop(name, words) as loop`: a program that answers JSON lines, one each. `first`: what it said when it was ready.
+    `start`: its first request, if it wants one."""
 
-    def __init__(self, model_id: str, flags: Sequence[str]) -> None:
-        self._start = start_message(Config.parse(["--model-id", model_id, *flags]))
-        self.weight_bytes = 0
-        self.position_bytes = 0
-        """KV of one position in all layers"""
-        self.facts: dict[str, str] = {}
+    def __init__(self, name: str, words: Sequence[str], start: dict[str, Any] | None = None) -> None:
+        self.name = name
+        self._words = words
+        self._start = start
+        self.first: dict[str, Any] = {}
 
-    async def __aenter__(self) -> Yardstick:
-        self._child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "forerun.bench.bare", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-        )
-        first = await self._ask({"start": msgspec.to_builtins(self._start)})
-        self.weight_bytes, self.position_bytes, self.facts = first["weight_bytes"], first["position_bytes"], first["facts"]
+    async def __aenter__(self) -> Loop:
+        """Raises BenchError when it ends before it is ready."""
+        pipe = asyncio.subprocess.PIPE
+        self._child = await asyncio.create_subprocess_exec(*self._words, stdin=pipe, stdout=pipe)
+        try:
+            self.first = await self._ask(self._start)
+        except BaseException:
+            await self._close()
+            raise
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
+        """The end of its input ends it."""
         assert self._child.stdin is not None
         self._child.stdin.close()
-        await self._child.wait()
+        await self._child.communicate()
 
     async def decode(self, rows: int, context: int, steps: int) -> list[float]:
         """Seconds of each step."""
@@ -48,11 +56,24 @@ class Yardstick:
         answer = await self._ask({"prefill": length})
         return list(answer["seconds"])
 
-    async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    async def _ask(self, request: dict[str, Any] | None) -> dict[str, Any]:
         """Raises BenchError when the process ended; what it had to say is on stderr."""
         assert self._child.stdin is not None and self._child.stdout is not None
-        self._child.stdin.write(json.dumps(request).encode() + b"\n")
+        if request is not None:
+            self._child.stdin.write(json.dumps(request).encode() + b"\n")
         line = await self._child.stdout.readline()
         if not line:
-            raise BenchError("the bare loop ended before it answered")
+            raise BenchError(f"{self.name} ended before it answered")
         return dict(json.loads(line))
+
+
+def bare(model_id: str, flags: Sequence[str]) -> Loop:
+    """The same model, device, type and threads as a server started with these flags. `first` has `weight_bytes`, `position_bytes` (KV of
+    one position in all layers) and `facts`."""
+    start = start_message(Config.parse(["--model-id", model_id, *flags]))
+    return Loop("the bare loop", [sys.executable, "-m", "forerun.bench.bare"], {"start": msgspec.to_builtins(start)})
+
+
+def openvino(python: Path, model: Path) -> Loop:
+    """OpenVINO GenAI on a GGUF file, in the environment that has it."""
+    return Loop("OpenVINO", [str(python), str(Path(__file__).with_name("openvino_loop.py")), str(model)])
