@@ -61,7 +61,7 @@ def chances(tokens: Sequence[int], target: Sequence[Law], drawn: Sequence[Law]) 
             chance.append(w)
         else:
             left = float(np.maximum(w * target[i + 1] - drawn[i + 1], 0.0).sum())
-            chance.append(left / (left + 1.0 - w) if left > 0.0 else 0.0)
+            chance.append(left / (left + (1.0 - w)) if left > 0.0 else 0.0)
     return worth, chance
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from math import isnan
 from operator import lt
 from typing import NamedTuple, Protocol
 
@@ -88,7 +89,10 @@ class Room(NamedTuple):
 
 def prune(draft: Draft, room: Room) -> Draft:
     """The part of a draft that fits. A node that does not fit takes its descendants with it; the others keep their order. Pruning
-    never changes the output, whatever it looks at. ValueError for a draft that is no tree (unequal lengths, a parent behind its child)."""
+    never changes the output, whatever it looks at. ValueError for a draft that is no tree (unequal lengths, a parent behind its child), or
+    with a confidence that is not a number: whoever learns from confidences would never be rid of it."""
+    if isnan(sum(draft.confidence)):
+        raise ValueError("a confidence of a draft is not a number")
     if _fits(draft, room):
         return draft
     token: list[int] = []

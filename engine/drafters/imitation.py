@@ -11,16 +11,20 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from forerun.backends.base import Ops
 from forerun.engine import processing
-from forerun.engine.processing import Scores
+from forerun.engine.processing import Ids, Scores
 from forerun.engine.rows import Row
 from forerun.engine.sampler import Ask, Sampler
 from forerun.kernels.dice import signed
+from forerun.messages import SamplingParams
 
 REACH = 12.0
 """nats below the best score beyond which a token is not thrown dice for: it wins once in e^12 throws"""
+ROOTS, WORD64 = 0x9E3779B97F4A7C15, (1 << 64) - 1
+"""odd: a seed for every root"""
 
 
 class Imitation:
@@ -36,15 +40,33 @@ class Imitation:
         scores = self._sampler.processed(raw, Ask(0, row, path))
         if not row.params.sample:
             return greedy(scores, count)
-        params = row.params
-        narrow = params.top_k or params.top_p < 1.0 or params.typical_p < 1.0
-        ids = processing.narrow(scores, params) if narrow else processing.reach_of(scores, REACH)
+        ids = _support(scores, row.params)
         support = scores[ids]
-        seeds, indices = torch.full((len(ids),), signed(params.seed)), torch.full((len(ids),), row.generated + len(path))
-        noise = self._ops.noise_at(seeds, indices, torch.from_numpy(ids)).cpu().numpy()
         normalizer = processing.log_normalizer(support)
-        places = [place for place, _ in largest(support + noise, count)]
+        places = [place for place, _ in largest(support + self._noise(row.params.seed, row.generated + len(path), ids), count)]
         return [(int(ids[place]), float(np.exp(support[place] - normalizer))) for place in places]
+
+    def draw(self, raw: Scores, row: Row, path: Sequence[int]) -> tuple[int, NDArray[np.float64]]:
+        """For `--acceptance rejection`: raw as above → a token and the distribution [V] that it was drawn from. The dice are others behind
+        every root: those of a draft that was judged already are not thrown again."""
+        scores = self._sampler.processed(raw, Ask(0, row, path))
+        ids = _support(scores, row.params)
+        support = scores[ids]
+        law = np.zeros(len(scores))
+        law[ids] = np.exp(support.astype(np.float64) - float(support.max()))
+        seed = (row.params.seed + (row.generated + 1) * ROOTS) & WORD64
+        return int(ids[np.argmax(support + self._noise(seed, row.generated + len(path), ids))]), law / law.sum()
+
+    def _noise(self, seed: int, index: int, ids: Ids) -> Scores:
+        seeds, indices = torch.full((len(ids),), signed(seed)), torch.full((len(ids),), index)
+        noise: Scores = self._ops.noise_at(seeds, indices, torch.from_numpy(ids)).cpu().numpy()
+        return noise
+
+
+def _support(scores: Scores, params: SamplingParams) -> Ids:
+    """Ascending ids that may come out."""
+    narrow = params.top_k or params.top_p < 1.0 or params.typical_p < 1.0
+    return processing.narrow(scores, params) if narrow else processing.reach_of(scores, REACH)
 
 
 def greedy(scores: Scores, count: int) -> list[tuple[int, float]]:

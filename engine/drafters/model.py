@@ -22,6 +22,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from forerun.backends.base import Picks
 from forerun.engine.batch import Batch, feed
@@ -78,6 +79,7 @@ class _Growing:
     cells: list[int] = dataclasses.field(default_factory=list)
     survival: list[float] = dataclasses.field(default_factory=list)
     side: list[tuple[float, int, int, int]] = dataclasses.field(default_factory=list)
+    law: list[NDArray[np.float64]] = dataclasses.field(default_factory=list)
 
     @property
     def alive(self) -> float:
@@ -93,6 +95,7 @@ class Companion:
         self._ops = host.backend.ops
         self._backend = host.backend
         self._tree = tree
+        self._draws = host.start.acceptance == "rejection"
         self._read: list[int] = vocabulary.to_draft.tolist()
         self._spoken: list[int] = vocabulary.to_target.tolist()
         self._ids = np.flatnonzero(vocabulary.to_target >= 0)
@@ -244,7 +247,12 @@ class Companion:
         least = max(LEAST_SURVIVAL, terms.price)
         ranks = RANKS if self._tree and len(one.chain) + 1 < one.most else 1
         if not row.plain:
-            found = self._imitation.best(self._spread(raw), row, one.chain, ranks)
+            if self._draws and row.params.sample:
+                token, law = self._imitation.draw(self._spread(raw), row, one.chain)
+                found = [(token, float(law[token]))]
+                one.law.append(law)
+            else:
+                found = self._imitation.best(self._spread(raw), row, one.chain, ranks)
         else:
             found = [(self._spoken[pick], math.exp(logprob))]
             if found[0][0] < 0 or (ranks > 1 and one.alive * (1.0 - found[0][1]) > least):
@@ -300,7 +308,7 @@ class Companion:
         cell = [*one.cells[:deep], *(one.side[i][3] for i in sides)]
         rate = self.calibration.rate
         self.calibration.propose(one.known.row.number, token, parent, cell)
-        return Draft(token, parent, [rate[each] for each in cell], [False] * len(token))
+        return Draft(token, parent, [rate[each] for each in cell], [False] * len(token), law=one.law)
 
 
 def _cell(sample: bool, deep: bool, rank: int, chance: float) -> int:

@@ -7,18 +7,24 @@ import itertools
 import math
 import random
 from collections import Counter
+from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Room, Terms
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Drafter, Needs, Room, Terms
+from forerun.engine.drafters.model import Companion
 from forerun.engine.drafters.speculator import Speculator
 from forerun.engine.engine import Engine
 from forerun.engine.rejection import Law, Rejection, chances, fit, judge, point, rest
+from tests.engine.drafters.companions import host, identity
 from tests.engine.test_identity import prompt_of, truth
-from tests.engine.tiny import ROWS, VOCAB, Front, Sequence_, params_for, tiny_engine
+from tests.engine.tiny import ROWS, VOCAB, Front, Sequence_, TinyModel, params_for, tiny_engine
+
+pytestmark = pytest.mark.timeout(600)
 
 Path = tuple[int, ...]
 
@@ -58,22 +64,31 @@ class World:
         return math.prod(float(self.laws(path[:i])[1][token]) for i, token in enumerate(path))
 
 
-def outcomes(world: World, depth: int) -> tuple[dict[Path, float], float]:
+def drafts(world: World, depth: int, ends: bool, path: Path = ()) -> Iterator[Path]:
+    """All chains that may be drafted. `ends`: a drafter may stop earlier for what it has just drawn."""
+    if len(path) == depth or (ends and path and (7 * sum(path) + 3 * len(path)) % 5 < 2):
+        yield path
+        return
+    for token in range(world.vocab):
+        if world.laws(path)[1][token] > 0.0:
+            yield from drafts(world, depth, ends, (*path, token))
+
+
+def outcomes(world: World, depth: int, ends: bool = False) -> tuple[dict[Path, float], float]:
     """Probability of everything that a round of `depth` drafted tokens can say, and the mean number of accepted tokens."""
     said: dict[Path, float] = {}
     mean = 0.0
-    for path in itertools.product(range(world.vocab), repeat=depth):
-        share = world.drawn(path)
-        if not share:
-            continue
+    for path in drafts(world, depth, ends):
         target, drawn = world.chain(path)
         worth, chance = chances(path, target, drawn)
-        left = share
-        for accepted in range(depth, -1, -1):
+        left, length = world.drawn(path), len(path)
+        for accepted in range(length, -1, -1):
             here = left * (chance[accepted - 1] if accepted else 1.0)
             left -= here
             mean += here * accepted
-            law = target[depth] if accepted == depth else rest(worth[accepted - 1] if accepted else 1.0, target[accepted], drawn[accepted])
+            law = (
+                target[length] if accepted == length else rest(worth[accepted - 1] if accepted else 1.0, target[accepted], drawn[accepted])
+            )
             if here > 0.0:
                 for token in range(world.vocab):
                     run = (*path[:accepted], token)
@@ -85,10 +100,10 @@ worlds = st.builds(World, st.integers(0, 10_000), st.integers(2, 4), st.sampled_
 
 
 @settings(max_examples=60)
-@given(worlds, st.integers(1, 3))
-def test_what_is_said_has_the_targets_law(world: World, depth: int) -> None:
+@given(worlds, st.integers(1, 3), st.booleans())
+def test_what_is_said_has_the_targets_law(world: World, depth: int, ends: bool) -> None:
     """Exactly: a run that was said goes on as the target would; all continuations together have the target's probabilities."""
-    said, _ = outcomes(world, depth)
+    said, _ = outcomes(world, depth, ends)
     assert sum(said.values()) == pytest.approx(1.0)
     for path in itertools.product(range(world.vocab), repeat=depth + 1):
         begun = sum(chance * world.probability(path) / world.probability(run) for run, chance in said.items() if _begins(run, path, world))
@@ -182,7 +197,7 @@ def _draw(dice: np.random.Generator, law: Law) -> int:
 # In the engine
 
 PROMPT = prompt_of(1, 21)
-ROUNDS = 160
+ROUNDS = 120
 LENGTH = 3
 
 
@@ -218,7 +233,7 @@ class Guessing:
             self.seeds.pop(row, None)
 
 
-def engine_of(drafter: Guessing) -> Engine:
+def engine_of(drafter: Drafter) -> Engine:
     """The tiny engine with another rule of acceptance."""
     plain = tiny_engine(drafter)
     speculator = Speculator(drafter, VOCAB, plain.ready.max_tokens, plain.ready.max_nodes, ROWS * 4, rejects=True)
@@ -299,19 +314,57 @@ def test_what_stays_as_it_was() -> None:
 
 
 def test_a_chosen_token_has_its_own_logprob() -> None:
-    front = Front(engine_of(Guessing(truth("sampled", 1, 21).tokens[:4], True)))
-    sequence = Sequence_(PROMPT, params_for(PROMPT, sample=True, top_k=5, top_n=5))
-    front.admit(sequence)
+    front = Front(engine_of(Guessing(truth("greedy", 1, 21).tokens[:4], True)))
+    sequences = [Sequence_(PROMPT, params_for(PROMPT, seed=seed, sample=True, top_k=5, top_n=5)) for seed in range(ROWS)]
+    for sequence in sequences:
+        front.admit(sequence)
     front.run(guess=4)
-    assert sequence.accepted > 0
-    for token, logprob, top in zip(sequence.tokens, sequence.logprobs, sequence.top):
-        assert dict(top)[token] == pytest.approx(logprob, abs=1e-6)
+    assert sum(sequence.accepted for sequence in sequences) > 0
+    for sequence in sequences:
+        for token, logprob, top in zip(sequence.tokens, sequence.logprobs, sequence.top):
+            assert dict(top)[token] == pytest.approx(logprob, abs=1e-6)
 
 
 def test_trees_are_cut_to_a_chain_and_drawn_ones_are_not_cut_for_what_they_are() -> None:
     tree = Draft([1, 2, 3, 4, 5], [-1, -1, 0, 2, 1], [0.5, 0.9, 0.5, 0.5, 0.9], [False, False, False, True, False])
-    assert fit(tree, Room(9, 9, VOCAB, 0.0)) == Draft.chain([1, 3], [0.5, 0.5])
-    assert fit(tree, Room(9, 9, VOCAB, 0.4)) == Draft.chain([1], [0.5])
+    whole, dear = fit(tree, Room(9, 9, VOCAB, 0.0)), fit(tree, Room(9, 9, VOCAB, 0.4))
+    assert (whole.token, whole.parent, dear.token) == ([1, 3], [-1, 0], [1])
     drawn = dataclasses.replace(Draft.chain([1, 2, 3], [0.1, 0.1, 0.1]), law=[point(i, 9) for i in range(3)])
     assert fit(drawn, Room(9, 9, VOCAB, 0.4)).token == [1, 2, 3]
     assert len(fit(drawn, Room(9, 2, VOCAB, 0.4)).law) == fit(drawn, Room(9, 2, VOCAB, 0.4)).count == 2
+
+
+def test_a_draft_model_says_from_what_it_drew() -> None:
+    """`--speculator model=DIR` with this rule: sampled chains carry their laws, and an equal draft is accepted whole."""
+    for seed in (0, 1):
+        around = host()
+        asked = msgspec.structs.replace(around.start, acceptance="rejection")
+        drafter = Companion(TinyModel(around.backend, seed), identity(), dataclasses.replace(around, start=asked), 6, tree=False)
+        front = Front(engine_of(drafter))
+        sequences = [Sequence_(PROMPT, params_for(PROMPT, seed=9 + i, sample=True, **more)) for i, more in enumerate(KINDS_DRAWN)]
+        for sequence in sequences:
+            front.admit(sequence)
+        front.run(guess=4)
+        accepted, drafted = sum(s.accepted for s in sequences), sum(s.drafted for s in sequences)
+        assert all(len(s.tokens) == 24 for s in sequences) and drafted > 0
+        assert accepted == drafted if seed == 0 else 0 < accepted < drafted
+
+
+KINDS_DRAWN: tuple[dict[str, object], ...] = ({}, {"temperature": 1.7}, {"top_k": 7}, {"repetition_penalty": 1.3, "top_p": 0.9})
+
+
+def test_a_draft_model_keeps_the_law() -> None:
+    """Counted against the exact law, with a stranger for a draft."""
+    kind: dict[str, object] = {"sample": True, "top_k": 3, "temperature": 1.5}
+    exact, counts = law_of(kind), Counter[Path]()
+    around = host()
+    asked = msgspec.structs.replace(around.start, acceptance="rejection")
+    front = Front(engine_of(Companion(TinyModel(around.backend, 5), identity(), dataclasses.replace(around, start=asked), 6, tree=False)))
+    for number in range(ROUNDS):
+        sequences = [Sequence_(PROMPT, params_for(PROMPT, seed=31 * number + i, max_new_tokens=LENGTH, **kind)) for i in range(ROWS)]
+        for sequence in sequences:
+            front.admit(sequence)
+        front.run(guess=2)
+        counts.update(tuple(sequence.tokens) for sequence in sequences)
+    found, limit = chi_square(counts, exact, ROUNDS * ROWS)
+    assert found < limit

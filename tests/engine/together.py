@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import random
 from collections.abc import Callable
 
@@ -98,7 +99,9 @@ class Gambler:
         if dice.random() < 0.5:
             return Allowance(guess, dice.randint(0, sum(guess)), dice.choice([0.0, 0.1, 0.6]))
         step = dice.choice([0.0, 0.01, 0.2])
-        return Allowance(guess, sum(guess), 0.0, [step * (n + 1) for n in range(sum(guess))], dice.choice([0.0, 0.001]))
+        toll = [step * (n + 1) for n in range(sum(guess))]
+        weights = [dice.choice([0.5, 1.0, 4.0]) for _ in sequences] if dice.random() < 0.5 else []
+        return Allowance(guess, sum(guess), 0.0, toll, dice.choice([0.0, 0.001]), dice.choice([1.0, 0.5]), dice.choice([0.0, 1e5]), weights)
 
 
 class Bridge:
@@ -212,6 +215,6 @@ class Rogue:
             tree = random_tree(self._torch, 3 * most, VOCAB, future[:4])
             return dataclasses.replace(tree, probe=[dice.random() < 0.2 for _ in tree.token])
         if kind == 4:
-            strange = [dice.choice([0.0, 1.0, -1.0, 2.0, 1e300, float("inf"), float("nan")]) for _ in range(most)]
+            strange = [dice.choice([0.0, 1.0, -1.0, 2.0, 1e300, float("inf"), *[math.nan] * self._failing]) for _ in range(most)]
             return Draft.chain((future + [VOCAB - 1] * most)[:most], strange)
         return random_tree(self._torch, most, VOCAB, future[:4])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Terms
@@ -99,6 +101,7 @@ class Malformed(Faulty):
         [Draft.chain([1])] * 3,
         [Draft([1, 2], [1, -1], [1.0] * 2, [False] * 2)] * 2,
         [Draft([1], [-1], [], [False])] * 2,
+        [Draft.chain([1], [math.nan])] * 2,
         None,
     ],
 )
