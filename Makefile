@@ -6,10 +6,10 @@ MODEL := models/smollm2-135m-instruct
 PORT ?= 8080
 STAMP := $(VENV)/.forerun-setup
 
-.PHONY: help setup model serve test test-slow lint types bench bench-kernels bench-peers bench-speculation draft image image-test clean
+.PHONY: help setup model serve test test-slow test-aarch64 lint types bench bench-kernels bench-peers bench-speculation draft image image-test clean
 
 help: ## what there is
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 setup: $(STAMP) ## .venv with everything for CPU, native kernels built
 
@@ -32,6 +32,9 @@ test: setup ## the fast suite
 
 test-slow: setup model ## soak, sweeps, long fuzz
 	$(BIN)/python -m pytest -m slow --timeout 1800
+
+test-aarch64: ## the kernels of ARM, cross-compiled and emulated
+	$(MAKE) -C kernels/cpu check-aarch64
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .

@@ -1,8 +1,8 @@
 """Builds the CPU kernels with the machine's C++ compiler: one object an instruction set, one shared library.
 
-Needs only the standard library. The library's name holds a hash of sources, flags and compiler, so a change builds anew and an old
+Needs only the standard library. The library's name holds a hash of sources, flags and machine, so a change builds anew and an old
 library is never loaded. `python -m forerun.kernels.cpu.build` builds by hand, `--check` builds and runs the kernel test under
-AddressSanitizer and UBSan.
+AddressSanitizer and UBSan, `--check --machine aarch64` does so with a cross compiler and an emulator.
 """
 
 from __future__ import annotations
@@ -25,21 +25,31 @@ COMPILERS = ("c++", "g++", "clang++")
 COMMON = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra")
 SANITIZE = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 WIDE = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma", "-mprefer-vector-width=512")
-X86: dict[str, tuple[str, ...]] = {
-    "avx512bf16": (*WIDE, "-mavx512bf16", "-mavx512vnni"),
-    "avx512": WIDE,
-    "avx2": ("-mavx2", "-mfma"),
-    "scalar": ("-O2",),
+# Here gcc orders loads before it gives out registers, and so needs more of them than there are.
+ARM = ("-fno-schedule-insns", "-Wno-ignored-optimization-argument")
+SCALAR = {"scalar": ("-O2", "-DFR_SCALAR")}
+MACHINES: dict[str, dict[str, tuple[str, ...]]] = {
+    "x86_64": {"avx512bf16": (*WIDE, "-mavx512bf16", "-mavx512vnni"), "avx512": WIDE, "avx2": ("-mavx2", "-mfma"), **SCALAR},
+    "aarch64": {"neonbf16": (*ARM, "-march=armv8.2-a+bf16"), "neon": ARM, **SCALAR},
 }
-ANY: dict[str, tuple[str, ...]] = {"scalar": ()}
+"""What is compiled for a machine: a form of the kernels for each instruction set, and its flags."""
+
+SAME = {"AMD64": "x86_64", "arm64": "aarch64"}
+EMULATED = {"aarch64": ("max", "cortex-a72")}
+"""Processors that the kernel test runs on elsewhere: with everything there is, and without bf16 dot products."""
 
 
 class BuildError(RuntimeError):
     """No compiler, or it failed; the message says what to do."""
 
 
-def instruction_sets() -> dict[str, tuple[str, ...]]:
-    return X86 if platform.machine() in ("x86_64", "AMD64") else ANY
+def this_machine() -> str:
+    return SAME.get(platform.machine(), platform.machine())
+
+
+def instruction_sets(machine: str) -> dict[str, tuple[str, ...]]:
+    """An unknown machine has the scalar form."""
+    return MACHINES.get(machine, SCALAR)
 
 
 def compiler() -> str:
@@ -51,7 +61,7 @@ def compiler() -> str:
 
 def fingerprint() -> str:
     """Of sources, flags and machine; not of the compiler, so that a library built elsewhere serves where there is none."""
-    digest = hashlib.sha256(repr((COMMON, instruction_sets(), platform.machine())).encode())
+    digest = hashlib.sha256(repr((COMMON, instruction_sets(this_machine()), this_machine())).encode())
     for path in sorted([*HERE.glob("*.h"), *(HERE / name for name in SOURCES)]):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
@@ -84,7 +94,7 @@ def build() -> Path:
                 if found := built():
                     return found
                 print(f"building the CPU kernels with {cxx}: once, about 20 s", file=sys.stderr, flush=True)
-                made = _link(cxx, _objects(cxx, COMMON, Path(folder)), ("-shared",), Path(folder) / "made.so")
+                made = _link(cxx, _objects(cxx, this_machine(), COMMON, Path(folder)), ("-shared",), Path(folder) / "made.so")
                 target = place / f"libforerun_cpu-{fingerprint()}.so"
                 os.replace(made, target)
                 if place.parent == HERE:  # these sources' own folder: what older ones left there serves nobody
@@ -97,16 +107,32 @@ def build() -> Path:
     raise BuildError(f"none of these folders can be written: {', '.join(map(str, places()))}")
 
 
-def check() -> int:
-    """Builds check.cpp and all kernels with sanitizers and runs it; its exit status."""
-    cxx = compiler()
+def check(machine: str) -> int:
+    """Builds check.cpp and all kernels with sanitizers and runs it; its exit status. Another machine than this one is emulated."""
+    foreign = machine != this_machine()
+    cxx, runs = _emulation(machine) if foreign else (compiler(), [[]])
     with tempfile.TemporaryDirectory() as folder:
-        objects = _objects(cxx, (*COMMON, *SANITIZE), Path(folder), ("check.cpp",))
-        return subprocess.run([_link(cxx, objects, SANITIZE, Path(folder) / "check")], check=False).returncode
+        objects = _objects(cxx, machine, (*COMMON, *SANITIZE), Path(folder), ("check.cpp",))
+        program = _link(cxx, objects, SANITIZE, Path(folder) / "check")
+        # An emulated process cannot be stopped from outside to look for leaks.
+        options = os.environ | ({"ASAN_OPTIONS": "detect_leaks=0"} if foreign else {})
+        return max(subprocess.run([*run, program], check=False, env=options).returncode for run in runs)
 
 
-def _objects(cxx: str, flags: tuple[str, ...], folder: Path, more: tuple[str, ...] = ()) -> list[Path]:
-    jobs = [((*flags, *extra, f"-DFR_ISA={isa}"), HERE / "isa.cpp", folder / f"{isa}.o") for isa, extra in instruction_sets().items()]
+def _emulation(machine: str) -> tuple[str, list[list[str]]]:
+    """The cross compiler, and the beginnings of commands that run what it makes. BuildError says what to install."""
+    if machine not in EMULATED:
+        raise BuildError(f"{machine} is not emulated; there are {', '.join(EMULATED)}")
+    compilers, emulators = f"{machine}-linux-gnu-g++", f"qemu-{machine}"
+    missing = [name for name in (compilers, emulators) if not shutil.which(name)]
+    if missing:
+        raise BuildError(f"no {' and no '.join(missing)} here; Debian: apt-get install g++-{machine}-linux-gnu qemu-user")
+    return compilers, [[emulators, "-L", f"/usr/{machine}-linux-gnu", "-cpu", cpu] for cpu in EMULATED[machine]]
+
+
+def _objects(cxx: str, machine: str, flags: tuple[str, ...], folder: Path, more: tuple[str, ...] = ()) -> list[Path]:
+    forms = instruction_sets(machine).items()
+    jobs = [((*flags, *extra, f"-DFR_ISA={isa}"), HERE / "isa.cpp", folder / f"{isa}.o") for isa, extra in forms]
     jobs += [(flags, HERE / name, folder / f"{name}.o") for name in (*SOURCES[1:], *more)]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda job: _run([cxx, *job[0], "-c", str(job[1]), "-o", str(job[2])]), jobs))
@@ -129,9 +155,17 @@ def _run(command: list[str]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Build the CPU kernels.")
     parser.add_argument("--check", action="store_true", help="build and run the kernel test with sanitizers")
-    if parser.parse_args().check:
-        return check()
-    print(build())
+    parser.add_argument(
+        "--machine", default=this_machine(), choices=(this_machine(), *EMULATED), help="of --check: emulated if it is not this one"
+    )
+    options = parser.parse_args()
+    try:
+        if options.check:
+            return check(options.machine)
+        print(build())
+    except BuildError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -1,5 +1,6 @@
 // Runs every op on every instruction set of this machine, in buffers of exactly the size they must have, for sanitizers to watch. Shapes are
-// drawn at random; each result must be the same bits with one thread and with three, and close to that of the scalar form.
+// drawn at random; each result must be the same bits with one thread and with three, a row of a product the same alone and among others, all
+// forms that fuse multiply-add the same but for bf16 dot products, and every form close to the scalar one.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -289,6 +290,31 @@ bool agree(const Job& job, const std::vector<float>& a, const std::vector<float>
     return true;
 }
 
+// Every row of a product once more, alone.
+bool alone(Job& job, fr_context* context, const std::vector<float>& whole) {
+    if (job.op.code != FR_MATMUL) return true;
+    const int K = job.op.i[0], N = job.op.i[1], rows = job.sizes[FR_N];
+    auto* x = static_cast<float*>(job.table[size_t(job.op.t[0])]);
+    job.sizes[FR_N] = 1;
+    std::vector<float> out;
+    bool good = true;
+    for (int row = 0; row < rows && good; ++row) {
+        job.table[size_t(job.op.t[0])] = x + int64_t(row) * K;
+        job.results[0].second = size_t(N);
+        good = run(job, context, out) && agree(job, {whole.begin() + int64_t(row) * N, whole.begin() + int64_t(row + 1) * N}, out, 0, "a row alone and among others");
+    }
+    return good;
+}
+
+// Whether this form must make the same bits as any other that can say so.
+bool exact(const Job& job, const std::string& isa) {
+#if defined(__x86_64__)
+    if (isa == "scalar") return false;  // it multiplies, then adds
+#endif
+    const bool dots = isa.size() > 4 && isa.substr(isa.size() - 4) == "bf16";
+    return !dots || job.op.code != FR_MATMUL || job.op.i[2] != 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -303,7 +329,7 @@ int main(int argc, char** argv) {
     for (int round = 0; round < rounds; ++round)
         for (auto kind : kinds) {
             const auto seed = dice;
-            std::vector<float> first, again, scalar;
+            std::vector<float> first, again, scalar, fused;
             for (size_t i = one.size(); i-- > 0;) {  // ops that work in place get their operands anew
                 dice = seed;
                 Job job = kind();
@@ -313,11 +339,18 @@ int main(int argc, char** argv) {
                 failures += !run(job, three[i], again) || !agree(job, first, again, 0, "one and three threads");
                 if (i + 1 == one.size()) scalar = first;
                 failures += !agree(job, scalar, first, job.tolerance, "instruction sets");
+                if (exact(job, fr_isa(one[i]))) {
+                    if (fused.empty()) fused = first;
+                    failures += !agree(job, fused, first, 0, "forms that fuse multiply-add");
+                }
+                failures += !alone(job, one[i], first);
                 ++count;
             }
         }
     for (fr_context* context : one) fr_close(context);
     for (fr_context* context : three) fr_close(context);
-    printf("%d cases on %zu instruction sets, %d failures\n", count, one.size(), failures);
+    printf("%d cases on", count);
+    for (int i = 0; const char* name = fr_isas(i); ++i) printf(" %s", name);
+    printf(": %d failures\n", failures);
     return failures != 0;
 }

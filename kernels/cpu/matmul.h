@@ -13,6 +13,9 @@
 
 #include "kernels.h"
 #include "vec.h"
+#if defined(FR_NEON)
+#include "neon_bf16.h"
+#endif
 
 namespace {
 
@@ -21,6 +24,9 @@ constexpr int TILE_ROWS = 12;   // 24 accumulators of 32 registers
 constexpr int TWIN_ROWS = 4;    // up to here two panels at once
 #elif defined(__AVX2__)
 constexpr int TILE_ROWS = 3;    // 12 accumulators of 16 registers
+constexpr int TWIN_ROWS = 1;
+#elif defined(FR_NEON)
+constexpr int TILE_ROWS = 3;    // 24 accumulators of 32 registers
 constexpr int TWIN_ROWS = 1;
 #else
 constexpr int TILE_ROWS = 4;
@@ -33,7 +39,7 @@ constexpr int64_t AHEAD = 8192;
 
 constexpr int K_BLOCK = 2048;  // a panel's block is 128 KiB of bf16: half of a small L2
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) || defined(FR_NEON_DOTS)
 constexpr bool DOTS = true;
 #else
 constexpr bool DOTS = false;
@@ -77,7 +83,8 @@ struct StepBf16 {
         }
     }
 };
-#else
+#elif !defined(FR_NEON_DOTS)
+#if !defined(FR_NEON)
 // 16 columns, two k each → the even and the odd k as floats.
 FR_INLINE void split_pairs(const bf16* w, V& even, V& odd) {
 #if defined(__AVX512F__)
@@ -93,6 +100,7 @@ FR_INLINE void split_pairs(const bf16* w, V& even, V& odd) {
     for (int l = 0; l < LANES; ++l) even.x[l] = widen(w[2 * l]), odd.x[l] = widen(w[2 * l + 1]);
 #endif
 }
+#endif
 
 struct StepBf16 {
     static constexpr int K = 2;
@@ -256,6 +264,8 @@ void pack_rows(const fr::Product& p, int32_t tile0, int32_t tile1) {
                 _mm256_store_si256((__m256i*)pair, (__m256i)_mm512_cvtneps_pbh(load(x + k, left).x));
                 for (int i = 0; i < (left + 1) / 2; ++i) to[i * M] = pair[i];
             }
+#elif defined(FR_NEON_DOTS)
+            pack_pairs(x, p.K, (uint32_t*)out + m, M);
 #else
             float* to = (float*)out + m;
             for (int k = 0; k < p.K; ++k) to[int64_t(k) * M] = widen(round_bf16(x[k]));

@@ -18,6 +18,9 @@
 #pragma once
 
 #include "matmul.h"
+#if defined(FR_NEON)
+#include "neon_ints.h"
+#endif
 
 #define FR_METHOD inline __attribute__((always_inline))
 
@@ -91,7 +94,7 @@ FR_INLINE void store_low(int16_t* p, V a) {
     for (int l = 0; l < LANES; ++l) p[l] = int16_t(bits[l]);
 }
 
-#else
+#elif !defined(FR_NEON)  // neon_ints.h
 
 struct I { int32_t x[LANES]; };
 
@@ -133,7 +136,12 @@ FR_INLINE void store_low(int16_t* p, V a) {
 #endif
 
 // With few rows a chain of sixteen additions would be waited for: whole numbers may be added in several, as the order is free.
+// Where a vector is several registers, there are enough sums without.
+#if defined(FR_NEON)
+constexpr int chains(int) { return 1; }
+#else
 constexpr int chains(int M) { return M == 1 ? 4 : M <= 3 ? 2 : 1; }
+#endif
 
 // Sums of a group, M rows by 32 columns, in g[row + M · chain]: what the two widths of codes do differently. `ahead` as in Tile; fetching
 // what is at hand costs nothing.

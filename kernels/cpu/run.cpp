@@ -8,6 +8,10 @@
 #include <utility>
 #include <vector>
 
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
+
 #include "forerun_cpu.h"
 #include "kernels.h"
 #include "pool.h"
@@ -17,6 +21,8 @@ namespace fr {
 extern const Kernels kernels_scalar;
 #if defined(__x86_64__)
 extern const Kernels kernels_avx2, kernels_avx512, kernels_avx512bf16;
+#elif defined(__aarch64__)
+extern const Kernels kernels_neon, kernels_neonbf16;
 #endif
 
 namespace {
@@ -31,6 +37,10 @@ std::vector<const Kernels*> available() {
     if (wide && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")) found.push_back(&kernels_avx512bf16);
     if (wide) found.push_back(&kernels_avx512);
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(&kernels_avx2);
+#elif defined(__aarch64__)
+    constexpr unsigned long BF16_DOTS = 1ul << 14;  // HWCAP2_BF16, which older headers lack
+    if (getauxval(AT_HWCAP2) & BF16_DOTS) found.push_back(&kernels_neonbf16);
+    found.push_back(&kernels_neon);
 #endif
     found.push_back(&kernels_scalar);
     return found;

@@ -1,7 +1,7 @@
 // Sixteen floats at once, the same operations on every instruction set.
 //
-// A kernel written with V reduces in the same order and rounds at the same places everywhere: one 512-bit register, two of 256 bits or a
-// plain array make the same bits (but for fused multiply-add where the machine has none, and for bf16 dot products).
+// A kernel written with V reduces in the same order and rounds at the same places everywhere: one 512-bit register, two of 256 bits, four of
+// 128 or a plain array make the same bits (but for fused multiply-add where the machine has none, and for bf16 dot products).
 // Everything has internal linkage, and nothing of the C++ library is used: these headers are compiled once for each instruction set, and
 // a function that the linker may merge would carry one machine's instructions to another.
 #pragma once
@@ -15,6 +15,11 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc's own headers (PR 105593)
 #endif
 #include <immintrin.h>
+#endif
+
+#if defined(__aarch64__) && !defined(FR_SCALAR)  // there every machine has NEON, so the scalar form has to ask to do without
+#define FR_NEON
+#include <arm_neon.h>
 #endif
 
 #define FR_INLINE static inline __attribute__((always_inline))
@@ -125,6 +130,64 @@ FR_INLINE V power_of_two(V t) { return {power_of_two8(t.lo), power_of_two8(t.hi)
 FR_INLINE __m256 low_half(V a) { return a.lo; }
 FR_INLINE __m256 high_half(V a) { return a.hi; }
 
+#elif defined(FR_NEON)
+
+struct V { float32x4_t a, b, c, d; };  // lanes 0 … 3, 4 … 7, 8 … 11, 12 … 15
+struct Mask { uint32x4_t a, b, c, d; };
+
+FR_INLINE V set(float x) { return {vdupq_n_f32(x), vdupq_n_f32(x), vdupq_n_f32(x), vdupq_n_f32(x)}; }
+FR_INLINE V zero() { return set(0.0f); }
+FR_INLINE V load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)}; }
+FR_INLINE V load(const float* p, int n) {
+    float part[LANES] = {};
+    memcpy(part, p, size_t(n) * 4);
+    return load(part);
+}
+FR_INLINE void store(float* p, V x) { vst1q_f32(p, x.a), vst1q_f32(p + 4, x.b), vst1q_f32(p + 8, x.c), vst1q_f32(p + 12, x.d); }
+FR_INLINE void store(float* p, V x, int n) {
+    float part[LANES];
+    store(part, x);
+    memcpy(p, part, size_t(n) * 4);
+}
+FR_INLINE float32x4_t widen4(uint16x4_t h) { return vreinterpretq_f32_u32(vshll_n_u16(h, 16)); }
+FR_INLINE V load(const bf16* p) { return {widen4(vld1_u16(p)), widen4(vld1_u16(p + 4)), widen4(vld1_u16(p + 8)), widen4(vld1_u16(p + 12))}; }
+FR_INLINE V load(const int8_t* p) {
+    const int8x16_t x = vld1q_s8(p);
+    const int16x8_t low = vmovl_s8(vget_low_s8(x)), high = vmovl_high_s8(x);
+    return {vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_high_s16(low)), vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
+            vcvtq_f32_s32(vmovl_high_s16(high))};
+}
+#define FR_FOUR(f) {f(x.a, y.a), f(x.b, y.b), f(x.c, y.c), f(x.d, y.d)}
+FR_INLINE V operator+(V x, V y) { return FR_FOUR(vaddq_f32); }
+FR_INLINE V operator-(V x, V y) { return FR_FOUR(vsubq_f32); }
+FR_INLINE V operator*(V x, V y) { return FR_FOUR(vmulq_f32); }
+FR_INLINE V operator/(V x, V y) { return FR_FOUR(vdivq_f32); }
+FR_INLINE V fma(V x, V y, V z) { return {vfmaq_f32(z.a, x.a, y.a), vfmaq_f32(z.b, x.b, y.b), vfmaq_f32(z.c, x.c, y.c), vfmaq_f32(z.d, x.d, y.d)}; }
+FR_INLINE Mask less(V x, V y) { return FR_FOUR(vcltq_f32); }
+#undef FR_FOUR
+FR_INLINE V select(Mask m, V yes, V no) {
+    return {vbslq_f32(m.a, yes.a, no.a), vbslq_f32(m.b, yes.b, no.b), vbslq_f32(m.c, yes.c, no.c), vbslq_f32(m.d, yes.d, no.d)};
+}
+// The machine's own maximum is NaN where an operand is; here it is y, as elsewhere.
+FR_INLINE V max(V x, V y) { return select(less(y, x), x, y); }
+FR_INLINE V min(V x, V y) { return select(less(x, y), x, y); }
+FR_INLINE uint32x4_t between(int32x4_t lane, int first, int end) {
+    return vandq_u32(vcgeq_s32(lane, vdupq_n_s32(first)), vcltq_s32(lane, vdupq_n_s32(end)));
+}
+FR_INLINE Mask lanes_from(int first, int end) {
+    const int32x4_t lane = {0, 1, 2, 3};
+    return {between(lane, first, end), between(lane, first - 4, end - 4), between(lane, first - 8, end - 8), between(lane, first - 12, end - 12)};
+}
+FR_INLINE bool any_nan(V x) {
+    const uint32x4_t low = vandq_u32(vceqq_f32(x.a, x.a), vceqq_f32(x.b, x.b)), high = vandq_u32(vceqq_f32(x.c, x.c), vceqq_f32(x.d, x.d));
+    return vminvq_u32(vandq_u32(low, high)) == 0;
+}
+FR_INLINE V absolute(V x) { return {vabsq_f32(x.a), vabsq_f32(x.b), vabsq_f32(x.c), vabsq_f32(x.d)}; }
+FR_INLINE float32x4_t power_of_two4(float32x4_t t) {
+    return vreinterpretq_f32_s32(vaddq_s32(vshlq_n_s32(vreinterpretq_s32_f32(t), 23), vdupq_n_s32(0x3f800000)));
+}
+FR_INLINE V power_of_two(V t) { return {power_of_two4(t.a), power_of_two4(t.b), power_of_two4(t.c), power_of_two4(t.d)}; }
+
 #else
 
 struct V { float x[LANES]; };
@@ -180,6 +243,18 @@ FR_INLINE float maximum(V a) {
     __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
     q = _mm_max_ps(q, _mm_movehl_ps(q, q));
     return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+#elif defined(FR_NEON)
+FR_INLINE float sum(V x) {
+    const float32x4_t q = vaddq_f32(vaddq_f32(x.a, x.c), vaddq_f32(x.b, x.d));
+    return vpadds_f32(vadd_f32(vget_low_f32(q), vget_high_f32(q)));
+}
+FR_INLINE float maximum(V x) {
+    float part[LANES];
+    store(part, max({x.a, x.b, x.a, x.b}, {x.c, x.d, x.c, x.d}));
+    for (int half = LANES / 4; half; half /= 2)
+        for (int l = 0; l < half; ++l) part[l] = part[l] > part[l + half] ? part[l] : part[l + half];
+    return part[0];
 }
 #else
 FR_INLINE float sum(V a) {

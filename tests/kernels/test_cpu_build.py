@@ -83,6 +83,38 @@ def test_a_place_that_cannot_be_written_is_passed_over(sources: Path, monkeypatc
     assert module.build().parent == sources / "two"
 
 
+def test_every_form_is_chosen_at_run_time() -> None:
+    """What is compiled for a machine is what run.cpp looks for, and every machine has the scalar form."""
+    text = (module.HERE / "run.cpp").read_text()
+    for machine, forms in {**module.MACHINES, "riscv64": module.instruction_sets("riscv64")}.items():
+        assert "scalar" in forms, machine
+        assert all(f"&kernels_{form}" in text for form in forms), machine
+
+
+def test_what_an_emulated_check_needs_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(module, "this_machine", lambda: "x86_64")
+    monkeypatch.setattr(sys, "argv", ["build", "--check", "--machine", "aarch64"])
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert module.main() == 1
+    said = capsys.readouterr().err
+    assert "no aarch64-linux-gnu-g++ and no qemu-aarch64" in said and "apt-get install g++-aarch64-linux-gnu qemu-user" in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_kernels_of_aarch64() -> None:
+    """Cross-compiled and emulated: `make test-aarch64`."""
+    try:
+        module._emulation("aarch64")
+    except module.BuildError as error:
+        if module.this_machine() != "aarch64":
+            pytest.skip(str(error))
+    command = [sys.executable, "-m", "forerun.kernels.cpu.build", "--check", "--machine", "aarch64"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1700)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "on neonbf16 neon scalar: 0 failures" in done.stdout or module.this_machine() == "aarch64"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_kernels_are_clean_under_sanitizers() -> None:
