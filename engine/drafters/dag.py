@@ -7,62 +7,43 @@ The same path from two sources is one node. A node is a kind of guess: who propo
 is the first; how often such a guess holds is measured (`Calibration`), so that agreement counts for what it is worth and a source that
 boasts is not believed. The likeliest nodes by survival fill the budget; a parent is at least as likely as its child, so they are a tree.
 
-Sources that compute nothing but look-ups are asked first. One that runs a network is asked for a row only if, by what its drafts have
-earned so far, it brings more than the others already promise there. A source that raises takes the others down with it for that row.
+Sources that compute nothing but look-ups are asked first. One that runs a network is asked about the rows for which it may be expected
+to bring more than the others promise there already, by what its drafts have earned with them, if together they are worth the time
+that it takes (measured): so of two draft models, one good at code and one at chat, each serves the rows that it is good at. A source
+that is not worth it for a row is tried again now and then, ever more rarely. A source that raises takes the others down with it for that
+row.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from forerun.engine.drafters.calibration import Calibration
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Drafter, Needs, Place, Terms
+from forerun.engine.drafters.earned import Earned
 from forerun.engine.drafters.history import fresh
+from forerun.engine.drafters.pace import Pace
 from forerun.engine.drafters.registry import Setting
 from forerun.engine.errors import StartError
 
 MOST_SOURCES = 4
 _BINS = 10
 """classes of confidence"""
-_FIRST_WORTH = 2.0
-"""accepted guesses of a draft that a source is credited with before it has shown what it earns"""
-_STEP, _STEP_OF_ALL = 0.1, 0.01
-"""shares of the newest draft in what a source has earned with a row, and with all rows"""
-_RETURN = 0.02
-"""share by which a source that is not asked is trusted again each time"""
-
-
-class _Earned:
-    """What a source's drafts have brought, by row, with the mean over all rows as the expectation of a new one."""
-
-    def __init__(self) -> None:
-        self._all = _FIRST_WORTH
-        self._rows: dict[int, float] = {}
-
-    def worth(self, row: int) -> float:
-        return self._rows.get(row, self._all)
-
-    def saw(self, row: int, accepted: int) -> None:
-        self._rows[row] = self.worth(row) + _STEP * (accepted - self.worth(row))
-        self._all += _STEP_OF_ALL * (accepted - self._all)
-
-    def was_skipped(self, row: int) -> None:
-        self._rows[row] = self.worth(row) + _RETURN * (max(self._all, _FIRST_WORTH) - self.worth(row))
-
-    def forget(self, row: int) -> None:
-        self._rows.pop(row, None)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Source:
-    """`place`: among the drafters as they are named. `layers`: where, among the layers that all of them tap, the source's own are."""
+    """`place`: among the drafters as they are named. `layers`: where, among the layers that all of them tap, the source's own are.
+    `pace`: how long it takes, by the number of rows that it is asked about."""
 
     place: int
     drafter: Drafter
     layers: list[int]
-    earned: _Earned
+    earned: Earned
+    pace: Pace
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -80,7 +61,7 @@ class Dag:
     """`drafters`: two or more, in any order. `most`: nodes of a merged draft. `tree`: siblings may be verified; without, the draft is
     the likeliest path."""
 
-    def __init__(self, drafters: Sequence[Drafter], most: int, tree: bool = True) -> None:
+    def __init__(self, drafters: Sequence[Drafter], most: int, tree: bool = True, clock: Callable[[], float] = time.perf_counter) -> None:
         if not 1 < len(drafters) <= MOST_SOURCES:
             raise StartError(f"{len(drafters)} drafters are to be joined", f"join two to {MOST_SOURCES}")
         needs = [drafter.needs for drafter in drafters]
@@ -95,9 +76,10 @@ class Dag:
             attach=self._attach,
         )
         taps = [[layers.index(layer) for layer in drafter.needs.layers] for drafter in drafters]
-        sources = [_Source(place, drafter, taps[place], _Earned()) for place, drafter in enumerate(drafters)]
+        sources = [_Source(place, drafter, taps[place], Earned(), Pace()) for place, drafter in enumerate(drafters)]
         self._sources = sorted(sources, key=lambda source: source.drafter.needs.dear)
         self._tree = tree
+        self._clock = clock
         self.calibration = Calibration(_cells(len(sources)))
         self._known: dict[int, int] = {}
         """tokens that were told, by row"""
@@ -131,14 +113,38 @@ class Dag:
 
     def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
         asked: list[list[tuple[_Source, Draft]]] = [[] for _ in rows]
+        dear: list[_Source] = []
         for source in self._sources:
-            wanted = [i for i, row in enumerate(rows) if not source.drafter.needs.dear or self._pays(source, row, asked[i], budget[i])]
-            if not wanted:
-                continue
-            drafts = source.drafter.propose([rows[i] for i in wanted], [min(budget[i], source.drafter.needs.most) for i in wanted], terms)
-            for i, draft in zip(wanted, drafts, strict=True):
-                asked[i].append((source, draft))
+            if source.drafter.needs.dear:
+                dear.append(source)
+            else:
+                self._ask(source, range(len(rows)), rows, budget, terms, asked)
+        while dear:
+            promised = [self._promise(drafts, most) for drafts, most in zip(asked, budget)]
+            offers = [source.earned.offer(rows, promised, source.pace, terms.goodput) for source in dear]
+            best = max(range(len(dear)), key=lambda i: offers[i][0])
+            wanted = dear[best].earned.round(rows, promised, offers[best][1], dear[best].pace, terms.goodput)
+            if wanted:
+                self._ask(dear[best], wanted, rows, budget, terms, asked)
+            del dear[best]
         return [self._join(row, most, drafts) for row, most, drafts in zip(rows, budget, asked)]
+
+    def _ask(
+        self,
+        source: _Source,
+        wanted: Sequence[int],
+        rows: Sequence[int],
+        budget: Sequence[int],
+        terms: Terms,
+        asked: list[list[tuple[_Source, Draft]]],
+    ) -> None:
+        """Adds what the source says about the rows at these places."""
+        began = self._clock()
+        drafts = source.drafter.propose([rows[i] for i in wanted], [min(budget[i], source.drafter.needs.most) for i in wanted], terms)
+        if source.drafter.needs.dear:
+            source.pace.observe(len(wanted), self._clock() - began)
+        for i, draft in zip(wanted, drafts, strict=True):
+            asked[i].append((source, draft))
 
     def forget(self, rows: list[int]) -> None:
         for row in rows:
@@ -163,14 +169,10 @@ class Dag:
         apart = [wide.view(wide.shape[0], taps, wide.shape[1] // taps) for wide in commit.features]
         return dataclasses.replace(commit, features=[part[:, source.layers].flatten(1) for part in apart])
 
-    def _pays(self, source: _Source, row: int, asked: list[tuple[_Source, Draft]], most: int) -> bool:
-        """Whether a dear source may be expected to bring more than those asked before it."""
+    def _promise(self, asked: list[tuple[_Source, Draft]], most: int) -> float:
+        """Guesses of these drafts that may be expected to hold."""
         merged = self._merge(asked)
-        promised = sorted(self._survival(merged, self._cells(merged)))[-most:]
-        if source.earned.worth(row) > sum(promised):
-            return True
-        source.earned.was_skipped(row)
-        return False
+        return sum(sorted(self._survival(merged, self._cells(merged)))[-most:])
 
     def _join(self, row: int, most: int, asked: list[tuple[_Source, Draft]]) -> Draft:
         merged = self._merge(asked)
