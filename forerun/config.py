@@ -345,7 +345,9 @@ def _check(values: Mapping[str, Any], needs_model: bool) -> None:
     speculator = get("speculator", "auto")
     unknown = [part for part in speculator.split("+") if part.partition("=")[0] not in SPECULATORS]
     if speculator not in ("auto", "none") and unknown:
-        raise _refuse(f"`speculator` {unknown[0]} is not in this version. Use none, {', '.join(SPECULATORS[:-1])} or {SPECULATORS[-1]}: the output is the same")
+        raise _refuse(
+            f"`speculator` {unknown[0]} is not in this version. Use none, {', '.join(SPECULATORS[:-1])} or {SPECULATORS[-1]}: the output is the same"
+        )
 
 
 def _settle(values: dict[str, Any], environ: Mapping[str, str], notes: list[str]) -> None:
@@ -375,7 +377,7 @@ def _settle(values: dict[str, Any], environ: Mapping[str, str], notes: list[str]
             notes.append(f"`speculator` auto is {chosen}")
         values["speculator"] = chosen
     if values["speculator"] == "none" and not values.get("echo"):
-        asked = [name for name in ("speculate", "speculation_max_batch_size", "speculation_controller") if values.get(name)]
+        asked = [name for name in ("speculate", "speculation_max_batch_size", "speculation_controller", "acceptance") if values.get(name)]
         notes += [
             f"`{name}` {values[name]} has no effect without a drafter: decoding is plain and the output is the same" for name in asked
         ]

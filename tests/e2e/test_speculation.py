@@ -124,3 +124,20 @@ async def test_clients_that_leave(plain: Server, guessing: Server) -> None:
         while guessing.metric('forerun_kv_pages{state="used"}'):
             assert time.monotonic() < end, "pages are held for nobody"
             await asyncio.sleep(0.05)
+
+
+async def test_the_other_rule_of_acceptance(plain: Server, llama_model: Path, tmp_path: Path) -> None:
+    """`--acceptance rejection`: greedy answers are those of plain decoding; sampled ones are whole, and a draft that equals the target is
+    believed almost always."""
+    flags = (*COMMON, "--speculator", f"model={llama_model}", *GUESSING, "--acceptance", "rejection")
+    with running(llama_model, tmp_path / "log", *flags) as server:
+        async with client() as session:
+            said, found = await details(session, server, WORDS)
+            expected, _ = await details(session, plain, WORDS)
+            assert said == expected and check_counts(found) > 0
+            drafted = accepted = 0
+            for seed in range(4):
+                _, found = await details(session, server, WORDS, do_sample=True, temperature=0.8, seed=seed)
+                accepted += check_counts(found)
+                drafted += found["speculation"]["drafted"]
+            assert 0.9 * drafted < accepted
