@@ -47,8 +47,8 @@ bench: setup model ## the speed bars, as ratios measured in one run
 bench-kernels: setup model ## the native kernels against the memory bandwidth
 	$(BIN)/python -m forerun.bench.kernels
 
-draft: setup model ## the demo draft anew, from text that the demo model writes (see docs/training.md for how long it takes)
-	$(BIN)/forerun train-drafter --kind model --model-id $(MODEL) --out drafts/smollm2-135m $(DRAFT)
+draft: setup model ## the demo draft anew, from text that the demo model writes (a quarter of an hour)
+	$(BIN)/forerun train-drafter --kind model --model-id $(MODEL) --out drafts/smollm2-135m --tokens 263000 --epochs 3
 
 bench-peers: setup model ## our server beside those that tools/peers.sh installed
 	$(BIN)/forerun bench peers --plot

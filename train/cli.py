@@ -57,8 +57,8 @@ def _asked(argv: Sequence[str]) -> argparse.Namespace:
     _text_options(parser)
     learning = parser.add_argument_group("learning")
     learning.add_argument("--epochs", type=int, default=6, help="times that each text is read (default: %(default)s)")
-    learning.add_argument("--batch-tokens", type=int, default=8192, help="tokens of a step (default: %(default)s)")
-    learning.add_argument("--rate", type=float, default=2e-3, help="the highest learning rate (default: %(default)s)")
+    learning.add_argument("--batch-tokens", type=int, default=4096, help="tokens of a step (default: %(default)s)")
+    learning.add_argument("--rate", type=float, default=3e-3, help="the highest learning rate (default: %(default)s)")
     learning.add_argument("--float32", action="store_true", help="do not compute in bfloat16")
     options(kind, parser)
     return parser.parse_args(argv)
@@ -96,7 +96,7 @@ def _run(asked: argparse.Namespace, folder: Path, command: str) -> None:
     trainer.run(quick)
     draft.save(asked.out)
     facts = {"target": folder.name, "kind": asked.kind, "command": command, "tokens": asked.tokens, "epochs": asked.epochs}
-    facts |= {"conversations": len(learnt) // 2, "minutes": trainer.seconds / 60, "threads": threads} | draft.facts
+    facts |= {"conversations": len(learnt), "minutes": trainer.seconds / 60, "threads": threads} | draft.facts
     say(report.save(asked.out, facts, look(1 << 30), trainer.history))
     say(f"written to {asked.out}; serve it with --speculator {draft.facts['speculator']}={asked.out}")
 

@@ -19,10 +19,10 @@ EVERY = 40
 
 
 def split(text: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """(to learn from, the answers that are held out)."""
-    learnt = [record for record in text if record.number // 2 % EVERY]
-    held = [record for record in text if not record.number // 2 % EVERY and record.number % 2]
-    return learnt, held
+    """(answers to learn from, answers that are held out). Turns are learnt from as far as answers follow them: users write them."""
+    answers = [record for record in text if record.number % 2]
+    learnt = [record for record in answers if record.number // 2 % EVERY]
+    return learnt, [record for record in answers if not record.number // 2 % EVERY]
 
 
 def read_prompts(path: Path, count: int) -> list[str]:
