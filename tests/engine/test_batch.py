@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.engine import kv
-from forerun.engine.batch import build
+from forerun.engine.batch import Batch, build, feed
 from forerun.engine.drafters.draft import Draft
-from forerun.engine.rows import RowTable, Share
+from forerun.engine.rows import Row, RowTable, Share
 from forerun.messages import Admit, Feed, SamplingParams, StepPlan
 
 PAGE = 4
@@ -92,3 +94,19 @@ def test_table() -> None:
     assert table.slots(torch.tensor([1, 1, 1]).numpy(), torch.tensor([0, 5, 11]).numpy()).tolist() == [28, 13, 39]
     table.clear(1)
     assert table.reach(1) == 0
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 99), min_size=1, max_size=9), st.integers(0, 20), st.booleans()), min_size=1, max_size=5))
+def test_known_tokens_alone(fed: list[tuple[list[int], int, bool]]) -> None:
+    """What a draft model is fed is what a step of the same rows without guesses would be."""
+    rows = RowTable(8, 64, 16, 100, PAGE)
+    shares: list[Share] = []
+    for number, (tokens, context, ends) in enumerate(fed):
+        rows.table.grant(number, range(8 * number, 8 * number + 8))
+        row = Row.open(number, SamplingParams(0, 1, 99), [0] * context + tokens + [0] * (not ends), context)
+        shares.append(Share(row, len(tokens), 0, Draft.none(), []))
+    expected = build(shares, rows.table, CPU)
+    tokens, context, ends = zip(*fed)
+    found = feed(range(len(fed)), context, tokens, ends, rows.table, CPU)
+    for field in dataclasses.fields(Batch):
+        assert torch.equal(getattr(found, field.name), getattr(expected, field.name)), field.name
