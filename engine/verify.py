@@ -17,7 +17,7 @@ from forerun.engine.sampler import Ask, Choice
 class Accept(Protocol):
     def __call__(self, share: Share, asks: Sequence[Ask], picked: list[Choice], logits: Tensor) -> list[int]:
         """The accepted nodes of a share's draft, root side first. asks, picked: of its root and then of its nodes; logits [m, V] of the
-        whole step. The rows's new tokens are then the picks at the root and at the accepted nodes, which may be replaced."""
+        whole step. The row's new tokens are then the picks at the root and at the accepted nodes, which may be replaced."""
         ...
 
 

@@ -12,7 +12,7 @@ from forerun.router.policy import Policy
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sizes:
     """Effective limits of one replica. `longest`: prompt and answer of the longest sequence that is taken; `pages` always hold it, which is
-    why the oldest sequence can always go on (no deadlock)."""
+    why the sequence that ranks first can always go on (no deadlock)."""
 
     rows: int
     pages: int
