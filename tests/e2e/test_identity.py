@@ -30,13 +30,17 @@ REQUESTS = [
 ]
 
 
-async def answer(session: aiohttp.ClientSession, server: Server, body: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Everything a stream says but when."""
+async def answer(
+    session: aiohttp.ClientSession, server: Server, body: dict[str, Any], told: list[dict[str, Any]] | None = None
+) -> list[tuple[Any, ...]]:
+    """Everything a stream says but when, and how it was guessed: `told` collects the details."""
     async with session.post(server.url + "/generate_stream", json=body) as stream:
         raw = await stream.read()
     events = [json.loads(event[6:]) for event in raw.split(b"\n\n") if event.startswith(b"data:")]
     assert all("token" in event for event in events), events[-1]
     last = events[-1]["details"]
+    if told is not None:
+        told.append(last)
     said = [(event["token"], event["top_tokens"]) for event in events]
     return [*said, (last["finish_reason"], last["generated_tokens"], last["seed"], events[-1]["generated_text"])]
 

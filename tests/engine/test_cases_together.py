@@ -118,15 +118,17 @@ def run(machine: type[Machine], examples: int) -> None:
 
 @pytest.mark.parametrize("spec", ALL)
 def test_every_drafter(spec: str) -> None:
-    run(type("Registered", (Machine,), {"open_drafter": staticmethod(lambda seed, dtype: opened(spec))}), 12)
+    run(type("Registered", (Machine,), {"open_drafter": staticmethod(lambda seed, dtype: opened(spec))}), 8)
 
 
 def answers(dtype: torch.dtype) -> list[list[int]]:
     return [(whole := answer_of(kind, *prompt, dtype)).prompt + whole.tokens for kind in KINDS for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("lazy", [True, False])
-@pytest.mark.parametrize("failing", [True, False])
+@pytest.mark.parametrize(
+    ("lazy", "failing"),
+    [(True, False), (False, True), pytest.param(True, True, marks=pytest.mark.slow), pytest.param(False, False, marks=pytest.mark.slow)],
+)
 def test_a_drafter_that_means_harm(lazy: bool, failing: bool) -> None:
     opener = staticmethod(lambda seed, dtype: Rogue(seed, answers(dtype), lazy, failing))
-    run(type("Harmful", (Machine,), {"open_drafter": opener, "harmless": False}), 25)
+    run(type("Harmful", (Machine,), {"open_drafter": opener, "harmless": False}), 15)

@@ -171,8 +171,8 @@ def chi_square(counts: Counter[Path], law: dict[Path, float], trials: int) -> tu
 @pytest.mark.parametrize("certain", [False, True])
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 def test_coins_fall_as_they_should(depth: int, certain: bool) -> None:
-    """The whole rule with real draws: 8,000 rounds, completed by the target."""
-    world, dice, trials, counts = World(depth, 3, 1.5, certain), np.random.default_rng(depth), 8000, Counter[Path]()
+    """The whole rule with real draws: 5,000 rounds, completed by the target."""
+    world, dice, trials, counts = World(depth, 3, 1.5, certain), np.random.default_rng(depth), 5000, Counter[Path]()
     for _ in range(trials):
         path: Path = ()
         for _ in range(depth):
@@ -197,7 +197,7 @@ def _draw(dice: np.random.Generator, law: Law) -> int:
 # In the engine
 
 PROMPT = prompt_of(1, 21)
-ROUNDS = 120
+ROUNDS = 80
 LENGTH = 3
 
 
@@ -268,7 +268,7 @@ def law_of(kind: dict[str, object]) -> dict[Path, float]:
     ids=["top-k", "penalties"],
 )
 def test_the_engine_says_what_the_target_would(kind: dict[str, object], draws: bool) -> None:
-    """Sequences of three tokens of some 2,500 seeds, a random number of guesses each step, prices included."""
+    """Sequences of three tokens of some 1,300 seeds, a random number of guesses each step, prices included."""
     exact = law_of(kind)
     assert sum(exact.values()) == pytest.approx(1.0, abs=1e-5)
     likeliest = Counter[int]()
