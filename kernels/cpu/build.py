@@ -27,7 +27,7 @@ SANITIZE = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=
 WIDE = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma", "-mprefer-vector-width=512")
 # Here gcc orders loads before it gives out registers, and so needs more of them than there are.
 ARM = ("-fno-schedule-insns", "-Wno-ignored-optimization-argument")
-SCALAR = {"scalar": ("-O2", "-DFR_SCALAR")}
+SCALAR: dict[str, tuple[str, ...]] = {"scalar": ("-O2", "-DFR_SCALAR")}
 MACHINES: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {"avx512bf16": (*WIDE, "-mavx512bf16", "-mavx512vnni"), "avx512": WIDE, "avx2": ("-mavx2", "-mfma"), **SCALAR},
     "aarch64": {"neonbf16": (*ARM, "-march=armv8.2-a+bf16"), "neon": ARM, **SCALAR},

@@ -46,6 +46,9 @@ def test_memory_follows_the_cgroup(root: Path) -> None:
 
 def test_instructions(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.instructions(root).text == "A CPU: avx2 fma avx512_bf16"
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    (root / "proc/cpuinfo").write_text("Features\t: fp asimd evtstrm bf16\n")
+    assert doctor.instructions(root).text == "aarch64: asimd bf16" and doctor.instructions(root).state == "ok"
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     (root / "proc/cpuinfo").write_text("flags: sse2\n")
     assert doctor.instructions(root).state == "warning"
