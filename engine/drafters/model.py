@@ -54,8 +54,8 @@ LEAST_SURVIVAL = 0.02
 COPIES = 3
 """A recorded forward keeps its memory, with half as much room again: one for steps with logits and one for steps without."""
 _BINS = 10
-_USUAL = 0.6
-"""acceptance of a deeper guess, before anything is known"""
+_USUAL, _USUAL_STEP = 0.6, 0.02
+"""acceptance to expect of a deeper guess before it is drafted: at first, and how fast it follows what they turn out to promise"""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -94,6 +94,7 @@ class Companion:
         self._model = model
         self._ops = host.backend.ops
         self._backend = host.backend
+        self._progress = host.progress
         self._tree = tree
         self._draws = host.start.acceptance == "rejection"
         self._read: list[int] = vocabulary.to_draft.tolist()
@@ -104,6 +105,7 @@ class Companion:
         self._imitation = Imitation(self._ops, self._vocab, host.start.watermark_gamma, host.start.watermark_delta)
         self.calibration = Calibration(_prior())
         self._pace = Pace()
+        self._usual = _USUAL
         self._rows: dict[int, _Known] = {}
         rows = host.start.max_rows
         work = (CATCH_UP + 2 * rows) * model.width * COPIES + rows * (2 * model.vocab + self._vocab)
@@ -179,6 +181,7 @@ class Companion:
         longest = min(CATCH_UP, place.longest)
         every = range(place.rows)
         for rows, tokens, ends in (([0], longest, [False]), (every, 1, [True] * place.rows), ([0], longest, [True]), ([0], 1, [True])):
+            self._progress("warming", 0, 1)
             for _ in range(2):
                 self._run(feed(rows, [0] * len(rows), [[0] * tokens] * len(rows), ends, place.table, self._backend.device))
 
@@ -268,6 +271,8 @@ class Companion:
                 one.chain.append(token)
                 one.cells.append(cell)
                 one.survival.append(survival)
+                if depth:
+                    self._usual += _USUAL_STEP * (self.calibration.rate[cell] - self._usual)
             elif survival >= least:
                 one.side.append((survival, depth, token, cell))
 
@@ -289,11 +294,6 @@ class Companion:
         """Whether what another level may bring is worth its time."""
         gain = sum(one.alive * self._usual - terms.price for one in growing)
         return bool(growing) and gain > terms.goodput * self._pace.seconds(len(growing))
-
-    @property
-    def _usual(self) -> float:
-        """How often a guess behind a guess that holds holds as well, as a rule."""
-        return max(_USUAL, self.calibration.rate[_cell(False, True, 0, 0.75)])
 
     def _finish(self, one: _Growing | None) -> Draft:
         """The likeliest nodes, the chain first: accepted along it, no KV has to be moved."""
