@@ -80,6 +80,11 @@ class Entry:
         self.after = self.blocked = self.credit = -1
 
     @property
+    def serial(self) -> int:
+        """Order of arrival."""
+        return self.rank[1]
+
+    @property
     def behind(self) -> int:
         """Known tokens still to be fed."""
         return self.goal - self.fed

@@ -78,8 +78,8 @@ class Gate:
 
 class Waiting:
     """Sequences that are not running, in order of rank: those that ran before, and the new ones of each tenant. Among tenants the next is
-    the one that has fewest sequences running, whatever the priorities; one tenant without priorities is first come first served.
-    Adding and removing cost a search and a move of pointers."""
+    the one that has fewest sequences running, of equals the one whose next came first, whatever the priorities. One tenant without
+    priorities is first come first served. Adding and removing cost a search and a move of pointers."""
 
     def __init__(self) -> None:
         self._again: list[Entry] = []
@@ -118,11 +118,11 @@ class Waiting:
         return list(itertools.islice(heapq.merge(self._again, new, key=_rank), most))
 
     def _in_turn(self, running: Mapping[str, int]) -> Iterator[Entry]:
-        turns: list[tuple[int, Rank, Entry, Iterator[Entry]]] = []
+        turns: list[tuple[int, int, Entry, Iterator[Entry]]] = []
         for tenant, queue in self._new.items():
             queued = iter(queue)
             entry = next(queued)
-            turns.append((running.get(tenant, 0), entry.rank, entry, queued))
+            turns.append((running.get(tenant, 0), entry.serial, entry, queued))
         heapq.heapify(turns)
         while turns:
             count, _, entry, queued = turns[0]
@@ -131,7 +131,7 @@ class Waiting:
             if following is None:
                 heapq.heappop(turns)
             else:
-                heapq.heapreplace(turns, (count + 1, following.rank, following, queued))
+                heapq.heapreplace(turns, (count + 1, following.serial, following, queued))
 
 
 class Deadlines:

@@ -116,6 +116,14 @@ def test_priority_is_no_reprieve() -> None:
     assert other.stream.reason == "length"
 
 
+def test_of_tenants_with_as_many_running_the_first_come_is_next() -> None:
+    driver, _ = full()
+    quiet = [driver.steady(prompt(5, 500 + i), 3, priority=-100, tenant="quiet") for i in range(3)]
+    loud = [driver.steady(prompt(5, 40 * i), 3, priority=i, tenant="loud") for i in range(3)]
+    driver.drain()
+    assert driver.order[1:] == [case.sequence for case in (*quiet, *reversed(loud))]
+
+
 def test_priority_does_not_buy_the_turn_of_another_tenant() -> None:
     driver, _ = full(rows=2)
     loud = [driver.steady(prompt(5, 40 * i), 3, priority=100, tenant="loud") for i in range(6)]
