@@ -72,7 +72,8 @@ class Snapshot:
     guesses. `guessing`: whether the last step might have some. `gain`: tokens a second over those of plain decoding, as expected.
     `expected_seconds`, `measured_seconds`, `surprise`: of the last step without prompts, and their ratio as steps have it. `drift`: how
     much slower (> 1) the machine is than when it was profiled. `guards`: by least number of sequences. `costs`: (rows, seconds by the
-    profile, seconds now) of steps of one sequence without context. `drafting[n]`: seconds of drafting for n sequences. `honesty`: guesses
+    profile, seconds now) of plain steps of one sequence without context; `contexts` as in the profile. `jump`: how much longer steps with
+    guesses take than their rows say. `drafting[n]`: seconds of drafting for n sequences. `honesty`: guesses
     that hold for each that the worker expects to. `earned`: mean accepted guesses of an ask."""
 
     controller: str
@@ -87,6 +88,8 @@ class Snapshot:
     drift: float = 1.0
     guards: dict[int, Guard] = dataclasses.field(default_factory=dict)
     costs: list[tuple[int, float, float]] = dataclasses.field(default_factory=list)
+    contexts: list[tuple[int, float, float]] = dataclasses.field(default_factory=list)
+    jump: float = 1.0
     drafting: list[float] = dataclasses.field(default_factory=list)
     honesty: float = 1.0
     earned: float = 0.0

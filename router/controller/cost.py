@@ -1,6 +1,6 @@
 """What a step takes now: a profile measured at start, corrected by every step since.
 
-    seconds = factor(rows) · (profile[rows] + (segments − 1) · share + positions read · read + positions scored · score)
+    seconds = factor(rows, guesses or none) · (profile[rows] + (segments − 1) · share + positions read · read + positions scored · score)
 
 `rows` of the target's forward belong to `segments`, one for each sequence: its root and its guesses. The KV of a sequence is read once
 for all its rows, but each row is scored against it. The profile is a staircase (tiles, cache sizes), so it is looked up for every row
@@ -56,12 +56,17 @@ class CostTable:
         return math.exp(self._filter.value[0])
 
     @property
+    def jump(self) -> float:
+        """By how much steps with guesses take longer than steps of as many rows, beyond the profile."""
+        return math.exp(self._filter.jump)
+
+    @property
     def usual_surprise(self) -> float:
         """By how much steps are off as a rule, relative to what was expected."""
         return self._filter.usual
 
-    def factor(self, rows: int) -> float:
-        return math.exp(self._filter.at(*self._knots[min(rows, len(self._knots) - 1)]))
+    def factor(self, rows: int, guessing: bool = False) -> float:
+        return math.exp(self._filter.at(*self._knots[min(rows, len(self._knots) - 1)], guessing))
 
     def profiled(self, rows: int, segments: int = 1, read: int = 0, scored: int = 0) -> float:
         """Seconds by the profile alone."""
@@ -70,9 +75,9 @@ class CostTable:
         base = self._base[rows] if rows < len(self._base) else self._base[-1] * rows / (len(self._base) - 1)
         return base + (segments - 1) * costs.segment_seconds + read * read_seconds + scored * score_seconds
 
-    def seconds(self, rows: int, segments: int = 1, read: int = 0, scored: int = 0) -> float:
+    def seconds(self, rows: int, segments: int = 1, read: int = 0, scored: int = 0, guessing: bool = False) -> float:
         """Seconds that such a step is expected to take now."""
-        return self.profiled(rows, segments, read, scored) * self.factor(rows)
+        return self.profiled(rows, segments, read, scored) * self.factor(rows, guessing)
 
     def table(self) -> list[tuple[int, float, float]]:
         """(rows, seconds by the profile, seconds now) of steps of one sequence with next to no context, where they were measured."""
@@ -80,20 +85,21 @@ class CostTable:
 
     def entry_seconds(self, rows: int, positions: float) -> float:
         """What a position scored by one row adds to a step of so many rows now, in such a context."""
-        return self.costs.at(positions)[1] * self.factor(rows)
+        return self.costs.at(positions)[1] * self.factor(rows, guessing=True)
 
     def climb(self, rows: int, more: int, seconds: float, hopeful: bool = False) -> list[float]:
-        """What 1, 2, … `more` rows on top of `rows` add to a step that takes `seconds`; never less than nothing. Sizes that were not seen
-        for long are taken to be as cheap as they may be, or nobody would ever look again."""
+        """What 1, 2, … `more` guesses on top of `rows` add to a step that takes `seconds`; never less than nothing. `hopeful`: sizes that
+        were not seen for long are taken to be as cheap as they may be, or nobody would ever look again."""
         last = min(rows + more, len(self._base) - 1)
         low = self._knots[rows][0]
         scale = self.factor(rows)
         rest = seconds / scale - self._base[rows]
+        jump = math.exp(self._filter.jump)
         added: list[float] = []
         for knot in range(low, self._knots[last][0] + 1):
             first, behind = max(rows + 1, 1 << knot), min(last, (2 << knot) - 1 if knot + 1 < KNOTS else last) + 1
-            below = self._relative(knot, rows, low, hopeful)
-            rise = self._relative(min(knot + 1, KNOTS - 1), rows, low, hopeful) - below
+            below = self._relative(knot, rows, low, hopeful) * jump
+            rise = self._relative(min(knot + 1, KNOTS - 1), rows, low, hopeful) * jump - below
             bases, shares = self._base[first:behind], self._shares[first:behind]
             added += [(base + rest) * (below + share * rise) * scale - seconds for base, share in zip(bases, shares)]
         return [more if more > 0.0 else 0.0 for more in added]
@@ -101,16 +107,18 @@ class CostTable:
     def _relative(self, knot: int, rows: int, low: int, hopeful: bool) -> float:
         """Correction at a knot over that at `rows`, whose knot is `low`."""
         filter = self._filter
-        hope = filter.doubt(knot, low) if hopeful else 0.0
+        hope = filter.doubt(low, knot) if hopeful else 0.0
         return math.exp(filter.value[knot] - filter.at(*self._knots[rows]) - hope)
 
-    def correct(self, measured_seconds: float, rows: int, segments: int = 1, read: int = 0, scored: int = 0) -> None:
+    def correct(
+        self, measured_seconds: float, rows: int, segments: int = 1, read: int = 0, scored: int = 0, guessing: bool = False
+    ) -> None:
         """Learn from a finished step."""
         if measured_seconds <= 0.0:
             return
         profiled = self.profiled(rows, segments, read, scored)
         knot, share = self._knots[min(rows, len(self._knots) - 1)]
-        self.surprise = math.exp(self._filter.observe(knot, share, math.log(measured_seconds / profiled)))
+        self.surprise = math.exp(self._filter.observe(knot, share, math.log(measured_seconds / profiled), guessing))
 
     def doubt(self, rows: int, other: int) -> float:
         """How uncertain the ratio of two sizes' costs is, as a relative standard deviation."""

@@ -18,7 +18,7 @@ from forerun.router.controller.drafting import Drafting
 from forerun.router.controller.guard import Breaker
 from forerun.router.controller.toll import MOST, Tolls, tolls
 from forerun.router.controller.weight import weights
-from forerun.router.controller.yields import Honesty, Mean, Yield
+from forerun.router.controller.yields import Curiosity, Honesty, Mean, Yield
 from forerun.router.guesses import Allowance, Round, Snapshot
 from forerun.router.request import Sequence
 
@@ -69,6 +69,7 @@ class Price:
         self._looks = 0
         """rounds left of a look at plain steps"""
         self._honesty = Honesty()
+        self._curiosity = Curiosity()
         self._landed: list[tuple[Sequence, int, int, float]] = []
         """(sequence, nodes, accepted, expected) of the step that is being told"""
         self._weighing = False
@@ -99,12 +100,12 @@ class Price:
             return
         scored = read + round.nodes * read // roots
         plain = costs.seconds(round.rows - round.nodes, roots, read, read)
-        verifying = costs.seconds(round.rows, roots, read, scored)
+        verifying = costs.seconds(round.rows, roots, read, scored, round.nodes > 0)
         urgent = self._learn(max(0.0, verifying - plain) / max(1, round.nodes))
         if round.prefill_tokens:
             return
         self._expected, self._measured = verifying + round.draft_seconds, round.seconds
-        costs.correct(round.seconds - round.draft_seconds, round.rows, roots, read, scored)
+        costs.correct(round.seconds - round.draft_seconds, round.rows, roots, read, scored, round.nodes > 0)
         if round.asked:
             breaker = self._breaker(roots)
             seconds = min(round.seconds, (1 + _OUTLIER * costs.usual_surprise) * self._expected)
@@ -145,6 +146,8 @@ class Price:
             drift=costs.drift,
             guards={least: breaker.view() for least, breaker in sorted(self._breakers.items())},
             costs=costs.table(),
+            contexts=costs.costs.contexts,
+            jump=costs.jump,
             drafting=self._drafting.seconds(_SHOWN),
             honesty=self._honesty.factor,
             earned=self._all.accepted,
@@ -166,7 +169,7 @@ class Price:
         most = min(self._nodes, roots * self._most, FIRST_NODES + GROWTH * round(nodes))
         climb = self._costs.climb(rows, most, plain, hopeful)
         charged = tolls(climb, goodput, self._costs.entry_seconds(rows, read / roots), max(weighed, default=1.0))
-        self._ask(known, goodput, goodput * plain / roots, drafting)
+        self._ask(known, goodput, drafting)
         guess = [self._limit(sequence, charged) if one.asked else 0 for sequence, one in zip(sequences, known)]
         total = min(sum(guess), len(charged.toll))
         if not total:
@@ -211,9 +214,9 @@ class Price:
         self._looks -= 1
         return True
 
-    def _ask(self, known: list[Yield], goodput: float, each: float, drafting: list[float]) -> None:
-        """Decide who is asked about. `each`: tokens that a sequence makes in a step. `drafting[k]`: seconds that k asks take."""
-        worth = [one.worth(goodput) for one in known]
+    def _ask(self, known: list[Yield], goodput: float, drafting: list[float]) -> None:
+        """Decide who is asked about. `drafting[k]`: seconds that k asks take."""
+        worth = [-1.0 if one.mute else one.worth(goodput) for one in known]
         order = sorted(range(len(known)), key=worth.__getitem__, reverse=True)
         earned = best = 0.0
         chosen = 0
@@ -223,20 +226,28 @@ class Price:
             earned += worth[i]
             if earned - goodput * drafting[count] > best:
                 best, chosen = earned - goodput * drafting[count], count
-        cost = goodput * drafting[max(chosen, 1)] / max(chosen, 1)
         for place, i in enumerate(order):
-            one = known[i]
-            one.asked = place < chosen
-            if place >= chosen and one.due <= self._round:
-                one.asked = True
-                one.pause(self._round, (cost - worth[i]) / each)
+            known[i].asked = place < chosen
+        self._curiosity.earn(len(known))
+        rest = [i for i in order[chosen:] if not known[i].mute]
+        if rest:
+            self._look(rest, known, worth, goodput * drafting[max(chosen, 1)] / max(chosen, 1))
+
+    def _look(self, rest: list[int], known: list[Yield], worth: list[float], cost: float) -> None:
+        """Ask about some that are not worth it as well, whose turn it is. `cost`: tokens that drafting for one takes."""
+        rest.sort(key=lambda i: known[i].looked)
+        for i in rest:
+            if not self._curiosity.affords(cost - worth[i]):
+                return
+            known[i].asked = True
+            known[i].looked = self._round
 
     def _limit(self, sequence: Sequence, charged: Tolls) -> int:
         asked = sequence.request.speculate
         return min(self._most if asked is None else min(asked, self._most), len(charged.toll))
 
     def _open(self, sequence: Sequence) -> Yield:
-        opened = self._yields[sequence] = Yield(self._all)
+        opened = self._yields[sequence] = Yield(self._all, sequence.request.speculate == 0)
         return opened
 
     def _breaker(self, roots: int) -> Breaker:

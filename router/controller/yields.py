@@ -4,22 +4,21 @@ Which nodes are verified, the worker decides by their confidence and the toll. W
 drafter's time, and whether the confidences are to be believed for this very sequence. Both show in what came of the last asks. A new
 sequence starts from what all of them together have shown.
 
-A sequence that is not worth asking about is asked all the same now and then, the more rarely the dearer: `pause` says when next.
+A sequence that is not worth asking about is asked all the same now and then, the more rarely the dearer (`Curiosity`).
 """
 
 from __future__ import annotations
-
-import math
 
 _MEMORY = 12
 _PRIOR = 3
 """asks of its own that the experience with others counts for"""
 _ALL_MEMORY = 512
 _EXPLORE = 0.003
-"""share of a sequence's tokens that looking again may cost"""
+"""share of all tokens that looking again may cost"""
 _HONEST, _HONEST_FADE = 8.0, 0.998
 """accepted guesses that the belief in a worker's expectations is worth at the start, and what an ask leaves of the older ones"""
-_LONGEST_PAUSE = 512
+_FIRST_CREDIT = 0.3
+"""tokens, at the start and at the most"""
 
 
 class Mean:
@@ -60,23 +59,39 @@ class Honesty:
 
 class Yield:
     """Of one sequence. `all`: of all sequences so far. `asked`: in the last step. `weight`: what its guesses are worth beside
-    those of the others. `due`: round in which it is asked about again even if it
-    is not worth it."""
+    those of the others. `mute`: it wants no guesses. `looked`: last round in which it
+    was asked about though it was not worth it."""
 
-    __slots__ = ("asked", "due", "mean", "weight")
+    __slots__ = ("asked", "looked", "mean", "mute", "weight")
 
-    def __init__(self, all: Mean) -> None:
+    def __init__(self, all: Mean, mute: bool = False) -> None:
         self.weight = 1.0
         self.mean = Mean(_MEMORY)
         self.mean.weight = _PRIOR
         self.mean.accepted, self.mean.nodes, self.mean.seconds = all.accepted, all.nodes, all.seconds
         self.asked = False
-        self.due = 0
+        self.mute = mute
+        self.looked = -1
 
     def worth(self, goodput: float) -> float:
         """Tokens that an ask earns beyond what could have been had in the time its nodes took, at so many tokens a second."""
         return self.weight * self.mean.accepted - goodput * self.mean.seconds
 
-    def pause(self, round: int, loss: float) -> None:
-        """`loss`: what an ask costs more than it brings, as a share of the tokens that the sequence makes in a step."""
-        self.due = round + max(1, min(_LONGEST_PAUSE, math.ceil(loss / _EXPLORE)))
+
+class Curiosity:
+    """Tokens that may be spent on asking about sequences that are not worth it, in case they have become so. A share of what the replica
+    makes; whoever spends more than there is, pays it back before the next look. New sequences have no look for free: where answers are
+    short and the drafter has to read every prompt, that would be a loss of its own."""
+
+    def __init__(self) -> None:
+        self._credit = _FIRST_CREDIT
+
+    def earn(self, tokens: float) -> None:
+        self._credit = min(_FIRST_CREDIT, self._credit + _EXPLORE * tokens)
+
+    def affords(self, cost: float) -> bool:
+        """Whether there is something left, and if so takes it. `cost`: tokens that an ask costs more than it brings."""
+        if self._credit <= 0.0:
+            return False
+        self._credit -= max(0.0, cost)
+        return True

@@ -35,10 +35,16 @@ def sequence(tokens: int = 50, speculate: int | None = None) -> Sequence:
 
 class World:
     """A worker in a few lines: a chain of guesses for everybody who may have some, each right with `chance`, and steps that take what the
-    costs say. `frugal`: it keeps of them what is worth its toll; otherwise all."""
+    costs say. `frugal`: it keeps of them what is worth its toll; otherwise all. `claim`: what it says of a guess's chance, if not the
+    truth."""
 
-    def __init__(self, chance: float = 0.7, seed: int = 0, draft_seconds: float = 3e-5, frugal: bool = False) -> None:
+    def __init__(
+        self, chance: float = 0.7, seed: int = 0, draft_seconds: float = 3e-5, frugal: bool = False, claim: float | None = None
+    ) -> None:
         self.chance = chance
+        self.claim = claim
+        self.tokens = self.nodes = 0
+        self.seconds = 0.0
         self.frugal = frugal
         self.draft_seconds = draft_seconds
         self.slow = 1.0
@@ -54,7 +60,7 @@ class World:
         for one, may, most in zip(sequences, guess, kept):
             held = next((n for n in range(most) if self._dice.random() >= self.chance), most)
             if may:
-                expected = sum(self.chance ** (n + 1) for n in range(most))
+                expected = sum(self._claimed ** (n + 1) for n in range(most))
                 controller.landed(one, most, held, expected)
             nodes, accepted = nodes + most, accepted + held
             one.tokens.extend([0] * (1 + held))
@@ -63,13 +69,18 @@ class World:
         seconds = seconds_of(rows) * self.slow * self._dice.uniform(0.97, 1.03) + drafting
         read = sum(len(one.tokens) for one in sequences)
         controller.stepped(Round(len(sequences), rows, nodes, asked, read, len(sequences) + accepted, seconds, drafting, prefill))
+        self.tokens, self.nodes, self.seconds = self.tokens + len(sequences) + accepted, self.nodes + nodes, self.seconds + seconds
         self.plain += not asked
         self.asked += asked
         return allowance
 
+    @property
+    def _claimed(self) -> float:
+        return self.chance if self.claim is None else self.claim
+
     def _kept(self, allowance: Allowance) -> list[int]:
         weights = allowance.weights or [1.0] * len(allowance.guess)
-        worth = [[weight * self.chance ** (n + 1) for n in range(most)] for weight, most in zip(weights, allowance.guess)]
+        worth = [[weight * self._claimed ** (n + 1) for n in range(most)] for weight, most in zip(weights, allowance.guess)]
         return [len(nodes) for nodes in choose(worth, allowance.toll, allowance.discount)]
 
 

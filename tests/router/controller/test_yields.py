@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from forerun.router.controller.yields import Honesty, Mean, Yield
+from forerun.router.controller.yields import Curiosity, Honesty, Mean, Yield
 
 
 def test_a_new_sequence_is_what_others_were_until_it_shows_itself() -> None:
@@ -25,13 +25,14 @@ def test_it_follows_a_change_within_a_few_asks() -> None:
     assert one.worth(200.0) > 0.3
 
 
-def test_looking_again_costs_a_bounded_share() -> None:
-    one = Yield(Mean())
-    for loss in (0.001, 0.02, 0.3, 5.0):
-        one.pause(100, loss)
-        assert loss / (one.due - 100) <= 0.003 or one.due - 100 == 512
-    one.pause(7, 0.0)
-    assert one.due == 8
+@pytest.mark.parametrize(("tokens", "cost"), [(1, 0.01), (1, 5.0), (16, 0.1), (64, 3.0)])
+def test_looking_again_costs_a_bounded_share(tokens: int, cost: float) -> None:
+    curiosity = Curiosity()
+    spent, rounds = 0.0, 4000
+    for _ in range(rounds):
+        curiosity.earn(tokens)
+        spent += cost * curiosity.affords(cost)
+    assert 0.8 * 0.003 * tokens * rounds - cost <= spent <= 0.003 * tokens * rounds + 1.0 + cost
 
 
 def test_a_worker_that_expects_too_much_is_believed_less() -> None:
