@@ -36,9 +36,10 @@ from forerun.engine.kv import Table
 from forerun.messages import SamplingParams
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class Draft:
-    """The guesses for one row. Four lists of equal length; `parent` before child."""
+    """The guesses for one row. Four lists of equal length; `parent` before child. Never changed once made (not `frozen`, which would make
+    making one three times as dear: each row has one in each step)."""
 
     token: list[int]
     parent: list[int]
@@ -70,12 +71,16 @@ class Draft:
 
     @staticmethod
     def none() -> Draft:
-        return Draft([], [], [], [])
+        """No guesses: always the same one."""
+        return _NONE
 
     @staticmethod
     def chain(tokens: list[int], confidence: list[float] | None = None) -> Draft:
         n = len(tokens)
         return Draft(list(tokens), list(range(-1, n - 1)), list(confidence) if confidence else [1.0] * n, [False] * n)
+
+
+_NONE = Draft([], [], [], [])
 
 
 class Room(NamedTuple):
