@@ -1,240 +1,225 @@
 """The native CPU kernels against what the machine can do: `python -m forerun.bench.kernels`.
 
-    products   all products of one step of a model, for 1 … 64 rows, as times the reading of its weights
-    step       the whole recorded forward on random weights of that shape: decode, verify, batches, prefill
-    python     what one replay costs outside of the kernels
-    neighbour  the step while another process keeps one core busy, over the quiet step
+    step      a decode step of SmolLM2-135M's shape, verify steps, a long context, what Python adds, a busy neighbour
+    rows      step time against 1 … 64 rows, between the two floors (the picture of --plot)
+    prompt    prefill of 512 tokens, the first token of 57, decoding at batch 16, in this process
+    sizes     a model of 1B class, far larger than the cache, and one that a core's own cache holds
+    codes     weights of 8 and 4 bits
+    torch     every product by itself, beside torch's own linear layers
 
-The floor of a step is its weight bytes over the read bandwidth measured in the same run, on as many threads; the floor of a prefill is its
-multiplications over the rate measured on operands that stay in cache. A busy machine spoils every figure: the least of many is printed,
-and how much processor time others took.
+A step is one recorded forward on random weights and the pick of a token. Its memory floor is its weight bytes over the read bandwidth
+measured in the same rounds, on as many threads; its arithmetic floor is its multiplications over the rate measured on operands that stay
+in cache. Figures are medians. A busy machine spoils them: the last line says how much processor time others took.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import multiprocessing
-import os
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from forerun.backends.base import AttentionSpec, Backend, Pool, PoolSpec, Weight
+from forerun.backends.base import PoolSpec
 from forerun.backends.cpu.backend import NativeCpu, open_native
-from forerun.backends.cpu.regions import huge_pages
-from forerun.engine.batch import Batch
-from forerun.engine.models.model import Output
+from forerun.bench import kernels_torch, plots
+from forerun.bench.bars import Bar, present
+from forerun.bench.cli import machine
+from forerun.bench.clock import Work, arithmetic, bandwidth, cpu_seconds, in_turns, least, median, neighbour, reading
+from forerun.bench.random_model import SHAPES, Model, Shape, batch
 from forerun.kernels import quant
 
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """A decoder: SmolLM2-135M unless said otherwise."""
-
-    layers: int = 30
-    hidden: int = 576
-    inner: int = 1536
-    heads: int = 9
-    kv_heads: int = 3
-    head_dim: int = 64
-    vocab: int = 49152
-
-    def matrices(self) -> list[tuple[int, int]]:
-        wide = (self.heads + 2 * self.kv_heads) * self.head_dim
-        layer = [(wide, self.hidden), (self.hidden, self.heads * self.head_dim), (2 * self.inner, self.hidden), (self.hidden, self.inner)]
-        return layer * self.layers
-
-    def layer_products(self) -> int:
-        """Multiplications of a row in all layers."""
-        return sum(rows * columns for rows, columns in self.matrices())
+CONTEXT = 100
+ROWS = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 
 
-SHAPES = {
-    "135m": Shape(),
-    "1b": Shape(16, 2048, 8192, 32, 8, 64, 128256),
-    "tiny": Shape(4, 256, 512, 4, 2, 64, 4096),
-}
+@dataclasses.dataclass
+class Bench:
+    """What parts measure with and leave behind. `seconds`: for a figure."""
+
+    backend: NativeCpu
+    seconds: float
+    quick: bool
+    bars: list[Bar] = dataclasses.field(default_factory=list)
+    details: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def bar(self, name: str, measured: float, limit: float, note: str, unit: str = "") -> None:
+        self.bars.append(Bar(name, measured, "≤", limit, unit, note))
 
 
-class Model:
-    """Random weights in a shape, with the decoder's ops in its order."""
+class Steps:
+    """A model's recorded step, and how fast this machine reads its weights."""
 
-    def __init__(self, shape: Shape, backend: Backend, format: str, positions: int) -> None:
-        self.shape, self.ops = shape, backend.ops
-        self.spec = AttentionSpec(shape.heads, shape.kv_heads, shape.head_dim, shape.head_dim**-0.5)
+    def __init__(self, bench: Bench, shape: Shape, format: str) -> None:
+        self.backend, self.shape = bench.backend, shape
+        self.model = Model(shape, self.backend, format, 4096)
+        pool = self.backend.pool(PoolSpec(shape.layers, shape.kv_heads, shape.head_dim, torch.bfloat16), 64 * 8)
+        self._run = self.backend.capture(lambda one: self.model.forward(one, pool), None)
+        self.read = reading(self.backend, self.model.bytes)
 
-        def draw(rows: int, columns: int, format: str) -> Weight:
-            return backend.pack(torch.randn(rows, columns) / columns**0.5, format)
-
-        self.weights = [draw(*matrix, format) for matrix in shape.matrices()]
-        self.head = draw(shape.vocab, shape.hidden, "int8" if format.startswith("int4") else format)  # as --quantize int4 has it
-        self.bytes = self.head.bytes + sum(weight.bytes for weight in self.weights)
-        self.table = torch.randn(1000, shape.hidden)
-        self.tables = {columns: torch.randn(1000, columns) for columns in {weight.shape[1] for weight in self.weights} | {shape.hidden}}
-        self.one = torch.ones(shape.hidden)
-        angle = torch.randn(positions, shape.head_dim // 2)
-        self.cos, self.sin = angle.cos(), angle.sin()
-
-    def forward(self, batch: Batch, pool: Pool) -> Output:
-        ops, spec = self.ops, self.spec
-        residual = ops.embed(self.table, batch.tokens)
-        x = ops.norm(residual, self.one, 1e-5)
-        for layer in range(self.shape.layers):
-            qkv, out, gate_up, down = self.weights[4 * layer : 4 * layer + 4]
-            y = ops.rope(ops.matmul(x, qkv), batch.positions, self.cos, self.sin, spec)
-            ops.write_kv(y, pool, layer, batch.slots, spec)
-            x, residual = ops.add_norm(ops.matmul(ops.attention(y, pool, layer, batch, spec), out), residual, self.one, 1e-5)
-            x, residual = ops.add_norm(ops.matmul(ops.gate(ops.matmul(x, gate_up), "silu"), down), residual, self.one, 1e-5)
-        needed = x if batch.logit_rows.shape[0] == batch.rows else ops.take(x, batch.logit_rows)
-        return Output(ops.logits(needed, self.head))
-
-    def products(self, batch: Batch) -> torch.Tensor:
-        """Every product of a forward, of rows of tables."""
-        inputs = {columns: self.ops.embed(self.tables[columns], batch.tokens) for columns in self.tables}
-        for weight in self.weights:
-            self.ops.matmul(inputs[weight.shape[1]], weight)
-        return self.ops.logits(inputs[self.shape.hidden], self.head)
-
-
-def batch(segments: int, known: int, context: int, logits: str) -> Batch:
-    """`segments` sequences of `known` rows each behind `context` positions. `logits`: of all rows, or of each segment's last."""
-    pages = -(-(context + known) // 16)
-    row = torch.arange(segments).repeat_interleave(known)
-    positions = torch.arange(context, context + known).repeat(segments)
-    last = torch.arange(segments) * known + known - 1
-    tensors = (
-        torch.arange(segments * known) % 1000,
-        positions,
-        row * pages * 16 + positions,
-        torch.full((segments * known,), -1),
-        torch.arange(segments + 1) * known,
-        torch.full((segments,), known),
-        torch.full((segments,), context),
-        torch.arange(segments * pages).view(segments, pages),
-        torch.arange(segments * known) if logits == "all" else last,
-    )
-    return Batch(*(tensor.int() for tensor in tensors))
-
-
-def least(run: Callable[[], object], seconds: float) -> float:
-    """Seconds of the fastest of as many runs as fit in `seconds`, at least five."""
-    run()
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < 5 or time.perf_counter() < end:
-        begin = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - begin)
-    return min(times)
-
-
-def bandwidth(backend: NativeCpu, count: int, seconds: float) -> float:
-    """Bytes a second that memory of the weights' size and kind is read with."""
-    memory = huge_pages(count).fill_(1)
-    return count / least(lambda: backend.library.read(memory.data_ptr(), count), seconds)
-
-
-def arithmetic(backend: Backend, format: str, seconds: float) -> float:
-    """Multiplications a second on operands in cache."""
-    x, weight = torch.randn(192, 512), backend.pack(torch.randn(256, 512), format)
-    return 192 * 512 * 256 / least(lambda: backend.ops.matmul(x, weight), seconds)
-
-
-@contextmanager
-def neighbour() -> Iterator[None]:
-    """A process that keeps a core busy."""
-    child = multiprocessing.get_context("spawn").Process(target=_spin, daemon=True)
-    child.start()
-    time.sleep(1.0)
-    try:
-        yield
-    finally:
-        child.terminate()
-        child.join()
-
-
-def _spin() -> None:
-    while True:
-        pass
-
-
-def cpu_seconds() -> tuple[float, float]:
-    """Processor seconds of the whole machine since its start, and of this process."""
-    with open("/proc/stat") as file:
-        fields = [int(value) for value in file.readline().split()[1:9]]
-    own = os.times()
-    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK"), own.user + own.system
-
-
-def measure(model: Model, backend: NativeCpu, format: str, seconds: float) -> None:
-    shape = model.shape
-    read, rate = bandwidth(backend, model.bytes, seconds), arithmetic(backend, format, seconds)
-    floor = model.bytes / read
-    print(
-        f"weights {model.bytes / 1e6:.0f} MB, read {read / 1e9:.1f} GB/s: floor {floor * 1e3:.2f} ms; {2 * rate / 1e9:.0f} GFLOP/s in cache"
-    )
-    print("\nproducts          ms    / floor   / 1 row")
-    first = 0.0
-    multiply = backend.capture(model.products, None)
-    for rows in (1, 2, 4, 8, 12, 16, 24, 32, 64):
-        one = batch(1, rows, 0, "all")
-        took = least(lambda one=one: multiply(one), seconds)  # type: ignore[misc]
-        first = first or took
-        print(f"{rows:5d} rows    {took * 1e3:7.2f} {took / floor:8.2f} {took / first:8.2f}")
-    pool = backend.pool(PoolSpec(shape.layers, shape.kv_heads, shape.head_dim, torch.bfloat16), 400)
-    run = backend.capture(lambda one: model.forward(one, pool), None)
-    print("\nstep                    ms    / floor   / 1 row   tokens/s")
-    cases = [("decode", n, 1, 100, "all") for n in (1, 4, 8, 16)] + [("verify", 1, n, 100, "all") for n in (2, 4, 8, 16)]
-    cases += [("decode at 1000", 1, 1, 1000, "all")]
-    single = 0.0
-    for name, segments, known, context, logits in cases:
+    def step(self, segments: int, known: int, context: int, logits: str = "all") -> Work:
         one = batch(segments, known, context, logits)
-        took = least(lambda one=one: run(one), seconds)  # type: ignore[misc]
-        single = single or took
-        rows = segments * known
-        print(f"{name:15s}{rows:3d}  {took * 1e3:7.2f} {took / floor:8.2f} {took / single:8.2f} {rows / took:10.0f}")
-    print("\nprefill                 ms    / floor   tokens/s")
-    for tokens in (64, 512):
-        one = batch(1, tokens, 0, "last")
-        took = least(lambda one=one: run(one), seconds)  # type: ignore[misc]
-        limit = max(floor, (tokens * shape.layer_products() + shape.vocab * shape.hidden) / rate)
-        print(f"{tokens:6d} tokens     {took * 1e3:7.1f} {took / limit:8.2f} {tokens / took:10.0f}")
+        return lambda: self.backend.ops.pick(self._run(one).logits, None)
+
+    def decode(self, rows: int) -> Work:
+        return self.step(rows, 1, CONTEXT)
+
+    def multiplications(self, rows: int, logits: int) -> int:
+        return rows * self.shape.layer_products() + logits * self.shape.vocab * self.shape.hidden
+
+
+def table(title: str, took: dict[str, float], floor: float, tokens: dict[str, int]) -> None:
+    """`took`: the first one is what the others are compared with."""
+    first = next(iter(took.values()))
+    print(f"\n{title:24s}     ms    / floor  / first   tokens/s")
+    for name, seconds in took.items():
+        print(f"{name:22s} {seconds * 1e3:8.3f} {seconds / floor:8.2f} {seconds / first:8.2f} {tokens[name] / seconds:10.0f}")
+
+
+def step(bench: Bench) -> None:
+    steps = Steps(bench, SHAPES["135m"], "bf16")
+    cases = {f"decode of {n}": (n, 1, CONTEXT) for n in (1, 4, 8, 16)} | {f"verify of {n}": (1, n, CONTEXT) for n in (2, 4, 8, 16)}
+    cases["decode at 1000"] = (1, 1, 1000)
+    took = in_turns({"read": steps.read} | {name: steps.step(*case) for name, case in cases.items()}, bench.seconds)
+    floor = took.pop("read")
+    print(f"weights {steps.model.bytes / 1e6:.0f} MB, read with {steps.model.bytes / floor / 1e9:.1f} GB/s: floor {floor * 1e3:.2f} ms")
+    table("step", took, floor, {name: case[0] * case[1] for name, case in cases.items()})
+    one = took["decode of 1"]
+    bench.bar("bf16: 1 row / memory floor", one / floor, 1.15, f"{one * 1e3:.2f} of {floor * 1e3:.2f} ms")
+    bench.bar("bf16: 8 rows / 1 row", took["decode of 8"] / one, 1.25, f"{took['decode of 8'] * 1e3:.2f} ms")
+    bench.bar("bf16: 16 rows / 1 row", took["decode of 16"] / one, 1.6, f"{took['decode of 16'] * 1e3:.2f} ms")
+    bench.bar("what a replay costs beside the kernels", python_share(bench) * 1e6, 100, "", "µs")
+    decode = steps.decode(1)
     with neighbour():
-        one = batch(1, 1, 100, "all")
-        times = [least(lambda: run(one), 0.0) for _ in range(20)]
-        print(f"\ndecode of one row beside a busy process: {sorted(times)[10] / single:.2f} times the quiet step")
+        busy = median(decode, 2 * bench.seconds)
+    bench.bar("1 row beside a busy process / quiet", busy / one, 1.25, f"{busy * 1e3:.2f} ms")
+    bench.details["step"] = took | {"floor": floor}
 
 
-def python_share(backend: Backend) -> float:
+def python_share(bench: Bench) -> float:
     """Seconds that a replay costs when its ops cost nothing."""
-    table, weight = torch.ones(4, 4), torch.ones(4)
+    backend, table, weight = bench.backend, torch.ones(4, 4), torch.ones(4)
     run = backend.capture(lambda one: backend.ops.norm(backend.ops.embed(table, one.tokens), weight, 1e-6), None)
     one = batch(1, 1, 1, "all")
     return least(lambda: run(one), 0.2)
 
 
+def rows(bench: Bench) -> None:
+    steps = Steps(bench, SHAPES["135m"], "bf16")
+    counts = ROWS[::3] if bench.quick else ROWS
+    took = in_turns({"read": steps.read} | {f"{n} rows": steps.decode(n) for n in counts}, bench.seconds)
+    floor, rate = took.pop("read"), arithmetic(bench.backend, "bf16", bench.seconds)
+    table("rows", took, floor, {f"{n} rows": n for n in counts})
+    bench.details["rows"] = {
+        "rows": list(counts),
+        "seconds": list(took.values()),
+        "memory": floor,
+        "arithmetic": [steps.multiplications(n, n) / rate for n in counts],
+    }
+
+
+def prompt(bench: Bench) -> None:
+    """Each beside its limit: the longer one of reading the weights and multiplying in cache."""
+    steps = Steps(bench, SHAPES["135m"], "bf16")
+    works = {"512": steps.step(1, 512, 0, "last"), "57": steps.step(1, 57, 0, "last"), "16": steps.decode(16)}
+    took = in_turns(works, 2 * bench.seconds)
+    floor = steps.model.bytes / bandwidth(bench.backend, steps.model.bytes, bench.seconds)
+    rate = arithmetic(bench.backend, "bf16", bench.seconds)
+    limit = {name: max(floor, steps.multiplications(int(name), 16 if name == "16" else 1) / rate) for name in works}
+    print(f"\nthe machine's limits here: {steps.model.bytes / floor / 1e9:.1f} GB/s, {2 * rate / 1e9:.0f} GFLOP/s")
+    for name, what in (("16", "decoding at batch 16"), ("57", "prompt of 57, first token"), ("512", "prefill of 512")):
+        pace, most = int(name) / took[name], int(name) / limit[name]
+        print(f"{what:26s} {took[name] * 1e3:7.2f} ms {pace:7.0f} tokens/s, limit {limit[name] * 1e3:7.2f} ms {most:7.0f} tokens/s")
+    bench.bar("first token of 57, in-process", took["57"] * 1e3, 25, f"limit {limit['57'] * 1e3:.1f} ms", "ms")
+    bench.details["prompt"] = {name: {"seconds": took[name], "limit": limit[name]} for name in works}
+
+
+def sizes(bench: Bench) -> None:
+    for name in ("tiny",) if bench.quick else ("tiny", "1b"):
+        steps = Steps(bench, SHAPES[name], "bf16")
+        took = in_turns(
+            {"read": steps.read, **{f"decode of {n}": steps.decode(n) for n in (1, 8, 16)}}, bench.seconds * (3 if name == "1b" else 1)
+        )
+        floor = took.pop("read")
+        table(f"{name}, {steps.model.bytes / 1e6:.1f} MB", took, floor, {f"decode of {n}": n for n in (1, 8, 16)})
+        bench.details[name] = took | {"floor": floor}
+        one = took["decode of 1"]
+        if name == "1b":
+            bench.bar("1B class, bf16: 1 row / memory floor", one / floor, 1.15, f"{one * 1e3:.1f} of {floor * 1e3:.1f} ms")
+
+
+def codes(bench: Bench) -> None:
+    limits = {"int8": 1.5, "int4": 1.5}
+    for format in limits if bench.quick else quant.FORMATS:
+        steps = Steps(bench, SHAPES["135m"], format)
+        took = in_turns({"read": steps.read, **{f"decode of {n}": steps.decode(n) for n in (1, 4, 8, 16)}}, bench.seconds)
+        floor = took.pop("read")
+        table(f"{format}, {steps.model.bytes / 1e6:.0f} MB", took, floor, {f"decode of {n}": n for n in (1, 4, 8, 16)})
+        bench.details[format] = took | {"floor": floor}
+        if format in limits:
+            one, eight = took["decode of 1"], took["decode of 8"]
+            bench.bar(
+                f"{format}: 8 rows / 1 row",
+                eight / one,
+                limits[format],
+                f"{eight * 1e3:.2f} of {one * 1e3:.2f} ms, floor {floor * 1e3:.2f}",
+            )
+
+
+def beside_torch(bench: Bench) -> None:
+    pairs = kernels_torch.compare(
+        bench.backend, ("tiny", "135m") if bench.quick else ("tiny", "135m", "1b"), bench.seconds / 5, bench.quick
+    )
+    print(kernels_torch.present(pairs))
+    worst = max(pairs, key=lambda pair: pair.ratio)
+    bench.bar("slowest product / torch's best", worst.ratio, kernels_torch.EQUAL, f"{worst.name}, {worst.rows} rows")
+    bench.details["torch"] = [dataclasses.asdict(pair) for pair in pairs]
+
+
+PARTS: dict[str, Callable[[Bench], None]] = {
+    "step": step,
+    "rows": rows,
+    "prompt": prompt,
+    "sizes": sizes,
+    "codes": codes,
+    "torch": beside_torch,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=SHAPES, default="135m", help="shape of the model; weights are random")
-    parser.add_argument("--format", choices=("bf16", "f32", *quant.FORMATS), default="bf16")
-    parser.add_argument("--threads", type=int, nargs="+", default=[0], help="0 = as the server chooses")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=list(PARTS), metavar="PART,…", help=", ".join(PARTS))
+    parser.add_argument("--threads", type=int, default=0, help="0 = as the server chooses")
     parser.add_argument("--isa", default="", help="an instruction set instead of the best")
-    parser.add_argument("--seconds", type=float, default=1.0, help="a figure")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for a figure")
+    parser.add_argument("--quick", action="store_true", help="less than a minute, rougher, without the model of 1B class")
+    parser.add_argument("--plot", action="store_true", help="bench/out/kernels.png: step time against rows")
+    parser.add_argument("--out", type=Path, default=Path("bench/out/kernels.json"))
     options = parser.parse_args()
+    if unknown := set(options.only) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     torch.manual_seed(0)
-    for threads in options.threads:
-        backend = open_native(threads, 1.0, options.isa)
-        before = cpu_seconds()
-        print(f"\n== {options.model} {options.format}, {', '.join(f'{key} {value}' for key, value in backend.facts().items())}")
-        model = Model(SHAPES[options.model], backend, options.format, 4096)
-        measure(model, backend, options.format, options.seconds)
-        print(f"a replay costs {python_share(backend) * 1e6:.0f} µs outside of the kernels")
-        after = cpu_seconds()
-        foreign = (after[0] - before[0]) - (after[1] - before[1])
-        print(f"others took {foreign:.0f} s of processor time meanwhile")
+    bench = Bench(
+        open_native(options.threads, 1.0, options.isa), min(options.seconds, 0.2) if options.quick else options.seconds, options.quick
+    )
+    facts, before = bench.backend.facts(), cpu_seconds()
+    print(", ".join(f"{key} {value}" for key, value in facts.items()))
+    for name in options.only:
+        PARTS[name](bench)
+    after = cpu_seconds()
+    foreign = (after[0] - before[0]) - (after[1] - before[1])
+    print("\n" + present(bench.bars, [f"others took {foreign:.0f} s of processor time meanwhile"]))
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    result = {"machine": machine(), "facts": facts, "foreign_seconds": foreign, "bars": [dataclasses.asdict(bar) for bar in bench.bars]}
+    options.out.write_text(json.dumps(result | {"details": bench.details}, indent=1) + "\n")
+    print(f"result: {options.out}")
+    if options.plot and "rows" in bench.details:
+        picture = options.out.with_suffix(".png")
+        plots.roofline(bench.details["rows"], picture, f"SmolLM2-135M's shape, bf16, {facts['threads']} threads")
+        print(f"plot: {picture}")
 
 
 if __name__ == "__main__":

@@ -145,3 +145,23 @@ def speculation(spots: Sequence[Spot], path: Path, floor: float) -> None:
         axis.grid(alpha=0.3)
     ratio.legend(fontsize=8)
     _save(pyplot, figure, path)
+
+
+def roofline(curve: dict[str, Any], path: Path, title: str) -> None:
+    """Step time and throughput against rows. `curve`: rows, seconds, memory floor, arithmetic floor of each count, all in seconds."""
+    pyplot = _pyplot()
+    figure, (time, pace) = pyplot.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+    rows, memory = curve["rows"], curve["memory"]
+    floors = [max(memory, arithmetic) for arithmetic in curve["arithmetic"]]
+    time.plot(rows, [1e3 * seconds for seconds in curve["seconds"]], "o-", markersize=4, label="a step")
+    time.plot(rows, [1e3 * seconds for seconds in curve["arithmetic"]], "--", color="#b8514f", label="arithmetic floor")
+    time.axhline(1e3 * memory, linestyle=":", color="black", label="memory floor: every weight read once")
+    time.set(xlabel="rows of the step", ylabel="ms", ylim=(0, None), title="step time")
+    pace.plot(rows, [n / seconds for n, seconds in zip(rows, curve["seconds"])], "o-", markersize=4, label="measured")
+    pace.plot(rows, [n / floor for n, floor in zip(rows, floors)], "--", color="black", label="the nearer floor")
+    pace.set(xlabel="rows of the step", ylabel="tokens/s", ylim=(0, None), title="throughput")
+    for axis in (time, pace):
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    figure.suptitle(title, fontsize=10)
+    _save(pyplot, figure, path)

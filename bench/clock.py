@@ -1,0 +1,94 @@
+"""How long work takes in this process, and what this machine can do at the most: memory read, numbers multiplied."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from forerun.backends.cpu.backend import NativeCpu
+from forerun.backends.cpu.regions import huge_pages
+
+Work = Callable[[], object]
+
+
+def seconds_of(work: Work, budget: float) -> list[float]:
+    """Seconds of each of as many runs as fit in `budget` seconds, at least five; one before them is not counted."""
+    work()
+    times: list[float] = []
+    end = time.perf_counter() + budget
+    while len(times) < 5 or time.perf_counter() < end:
+        begin = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begin)
+    return times
+
+
+def least(work: Work, budget: float) -> float:
+    return min(seconds_of(work, budget))
+
+
+def median(work: Work, budget: float) -> float:
+    return statistics.median(seconds_of(work, budget))
+
+
+def in_turns(works: dict[str, Work], budget: float) -> dict[str, float]:
+    """The median of each, measured round by round, so that a machine that slows down slows all of them. `budget` seconds for each."""
+    for work in works.values():
+        work()
+    times: dict[str, list[float]] = {name: [] for name in works}
+    end = time.perf_counter() + budget * len(works)
+    while len(next(iter(times.values()))) < 5 or time.perf_counter() < end:
+        for name, work in works.items():
+            begin = time.perf_counter()
+            work()
+            times[name].append(time.perf_counter() - begin)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def reading(backend: NativeCpu, count: int) -> Work:
+    """Reads memory of `count` bytes, the kind that weights lie in, on the backend's threads."""
+    memory = huge_pages(count).fill_(1)
+    return lambda: backend.library.read(memory.data_ptr(), count)
+
+
+def bandwidth(backend: NativeCpu, count: int, budget: float) -> float:
+    """Bytes a second that so many are read with."""
+    return count / median(reading(backend, count), budget)
+
+
+def arithmetic(backend: NativeCpu, format: str, budget: float) -> float:
+    """Multiplications a second, on operands in cache."""
+    x, weight = torch.randn(192, 512), backend.pack(torch.randn(256, 512), format)
+    return 192 * 512 * 256 / least(lambda: backend.ops.matmul(x, weight), budget)
+
+
+@contextmanager
+def neighbour() -> Iterator[None]:
+    """A process that keeps a core busy."""
+    child = multiprocessing.get_context("spawn").Process(target=_spin, daemon=True)
+    child.start()
+    time.sleep(1.0)
+    try:
+        yield
+    finally:
+        child.terminate()
+        child.join()
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+def cpu_seconds() -> tuple[float, float]:
+    """Processor seconds of the whole machine since its start, and of this process."""
+    with open("/proc/stat") as file:
+        fields = [int(value) for value in file.readline().split()[1:9]]
+    own = os.times()
+    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK"), own.user + own.system

@@ -1,0 +1,64 @@
+"""The kernel benchmark measures what it says, at the smallest size, and its verdicts follow from the figures."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from forerun.bench import kernels, plots
+from forerun.bench.clock import in_turns, median
+from forerun.bench.kernels_torch import Pair, present
+from forerun.bench.random_model import SHAPES
+
+
+def test_a_small_model_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "kernels.json"
+    monkeypatch.setattr(sys, "argv", ["kernels", "--only", "sizes", "--quick", "--seconds", "0.01", "--out", str(out)])
+    kernels.main()
+    result = json.loads(out.read_text())
+    took = result["details"]["tiny"]
+    assert all(value > 0 for value in took.values()) and took["decode of 1"] < took["decode of 16"]
+    assert "tiny" in capsys.readouterr().out and result["facts"]["kernels"].startswith("native")
+
+
+def test_an_unknown_part_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["kernels", "--only", "step,speed"])
+    with pytest.raises(SystemExit):
+        kernels.main()
+    assert "no such part: speed" in capsys.readouterr().err
+
+
+def test_works_are_measured_in_turns() -> None:
+    order: list[str] = []
+    took = in_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 0.0)
+    assert order == ["a", "b"] * 6 and set(took) == {"a", "b"}
+    assert median(lambda: None, 0.0) >= 0
+
+
+def test_the_verdict_is_against_the_best_of_torch() -> None:
+    pairs = [
+        Pair("quick", 1, ours=1e-3, linear=3e-3, packed=2e-3),
+        Pair("slow", 1, ours=3e-3, linear=9e-3, packed=2e-3),
+        Pair("level", 1, ours=2.02e-3, linear=2e-3, packed=None),
+    ]
+    assert [pair.ratio for pair in pairs] == pytest.approx([0.5, 1.5, 1.01])
+    lines = present(pairs).splitlines()
+    assert [line.split()[-1] for line in lines if line.startswith(("quick", "slow ", "level"))] == ["faster", "SLOWER", "equal"]
+    assert lines[-1] == "slower than torch: 1 of 3 products"
+
+
+def test_shapes_are_of_the_size_they_are_there_for() -> None:
+    def bytes_of(name: str) -> int:
+        shape = SHAPES[name]
+        return 2 * (shape.layer_products() + shape.vocab * shape.hidden)
+
+    assert bytes_of("tiny") < 1 << 20 < 200_000_000 < bytes_of("135m") < 2_000_000_000 < bytes_of("1b")
+
+
+def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "picture.png"
+    plots.roofline({"rows": [1, 8], "seconds": [0.01, 0.012], "memory": 0.009, "arithmetic": [0.001, 0.008]}, path, "a title")
+    assert path.read_bytes().startswith(b"\x89PNG")
