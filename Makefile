@@ -45,7 +45,7 @@ bench: setup model ## the speed bars, as ratios measured in one run
 	$(BIN)/forerun bench foundation
 
 bench-kernels: setup model ## the native kernels against the memory bandwidth
-	$(BIN)/python -m forerun.bench.kernels
+	$(BIN)/python -m forerun.bench.kernels --plot
 
 draft: setup model ## the demo draft anew, from text that the demo model writes (a quarter of an hour)
 	$(BIN)/forerun train-drafter --kind model --model-id $(MODEL) --out drafts/smollm2-135m --tokens 263000 --epochs 3
