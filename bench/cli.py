@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import datetime
 import gc
@@ -24,7 +25,7 @@ from forerun.bench.bars import present
 from forerun.bench.cost import Cost
 from forerun.bench.errors import BenchError
 from forerun.bench.http import Origin
-from forerun.bench.load import Amount, Load, Target, show_progress
+from forerun.bench.load import Amount, Load, Target, show_progress, show_steps
 from forerun.bench.process import own_cpu_seconds
 from forerun.bench.records import Goal, Point, Record, Shape, condense
 
@@ -32,6 +33,10 @@ from forerun.bench.records import Goal, Point, Record, Shape, condense
 def main(argv: Sequence[str]) -> int:
     """Returns the exit code: 0 measured, 1 not measured or requests failed (or, with --strict, a bar was missed), 2 wrong usage."""
     parser = _parser()
+    if list(argv[:1]) == ["simulate"]:
+        from forerun.bench import compare  # it has options of its own, and needs torch, which `load` does not
+
+        return compare.main(argv[1:])
     options = parser.parse_args(argv)
     try:
         return int(options.run(options))
@@ -57,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     _server_options(load)
     _load_options(load)
     _output_options(load, "bench/out/load.json")
+    commands.add_parser("simulate", help="policies of guessing against each other, on match traces (see simulate --help)", add_help=False)
     _foundation_options(commands.add_parser("foundation", help="start our own server and check its speed bars"))
     _peers_options(commands.add_parser("peers", help="our server beside llama.cpp's and vLLM's, as far as they are installed"))
     _speculation_options(commands.add_parser("speculation", help="our server with guesses against the same without, on many loads"))
@@ -74,7 +80,7 @@ def _foundation_options(parser: argparse.ArgumentParser) -> None:
 def _speculation_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_speculation)
     _own_server_options(parser)
-    parser.add_argument("--speculator", default="auto", metavar="SPEC", help="what is measured against `none` (default: %(default)s)")
+    parser.add_argument("--speculator", default="suffix", metavar="SPEC", help="what is measured against `none` (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="1, 4 and 16 streams once: about three minutes instead of twenty")
     parser.add_argument("--streams", type=_numbers(int), default=[], metavar="N,…", help="instead of 1,2,4,8,16,32")
     parser.add_argument("--rounds", type=int, default=0, metavar="N", help="of the whole sweep, each with other prompts (default: 3)")
@@ -260,14 +266,17 @@ def _peers(options: argparse.Namespace) -> int:
     print("\n".join([f"side by side: {', '.join(one.name for one in chosen)}", *skipped]), flush=True)
     if options.plot:
         plots.require()
-    contest = peers.Contest(chosen, settings, show_progress())
-    if chosen:
-        _run(contest.run())
+    contest = peers.Contest(chosen, settings, show_steps())
+    with contextlib.suppress(KeyboardInterrupt):  # whole rounds of a run that was broken off count
+        if chosen:
+            _run(contest.run())
+    if chosen and not contest.turns:
+        raise BenchError("broken off before a round was whole")
     loops: list[inprocess.Indoors] = []
     if not options.only or "in-process" in options.only:
         kinds = list(inprocess.files(options.peers)[1])
         skipped += [] if kinds else ["skipped: OpenVINO, or its models, are not there (tools/peers.sh llama.cpp, then openvino)"]
-        loops = _run(inprocess.measure(options.model_id, options.peers, settings.rounds, show_progress(), kinds))
+        loops = _run(inprocess.measure(options.model_id, options.peers, settings.rounds, show_steps(), kinds))
     bars = [*peers.bars(contest.turns, chosen), *inprocess.bars(loops)]
     tables = [peers.table(contest.turns, contest.facts) if chosen else "", inprocess.table(loops)]
     print("\n\n".join([*filter(None, tables), present(bars, [*contest.remarks, *skipped])]))
@@ -302,7 +311,7 @@ def _speculation(options: argparse.Namespace) -> int:
     plots.require()
     kept = speculation.earlier(json.loads(options.out.read_text())["outcomes"]) if options.add and options.out.exists() else []
     form = chat_form(Path(options.model_id))
-    measured = speculation.Sweep(options.model_id, options.speculator, options.server_flags, settings, form, show_progress())
+    measured = speculation.Sweep(options.model_id, options.speculator, options.server_flags, settings, form, show_steps())
     try:
         _run(measured.run(chosen))
     finally:  # whatever came out of a long run that broke off

@@ -204,3 +204,8 @@ def show_progress() -> Callable[[str], None]:
     if not sys.stderr.isatty():
         return lambda line: None
     return lambda line: print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+
+
+def show_steps() -> Callable[[str], None]:
+    """The same for what happens every few seconds only: where stderr is no terminal, a line each."""
+    return show_progress() if sys.stderr.isatty() else lambda line: print(line, file=sys.stderr, flush=True)

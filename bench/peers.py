@@ -24,6 +24,8 @@ from forerun.bench.stats import median, percentile
 
 PROMPT_WORDS = 57
 SCREENINGS = 8
+ALONE = 2
+"""requests of a single stream, one after the other; of several streams each sends one, since all answers are equally long"""
 AT_ONE = {"bf16": 1.05, "8 bits": 1.5, "4 bits": 1.3}
 """of llama.cpp's server, one stream"""
 TOGETHER = 1.2
@@ -66,7 +68,7 @@ class Facts:
 
 
 class Contest:
-    """`turns`, `facts`: what was measured so far; `remarks`: for people."""
+    """`turns`, `facts`: of the rounds that are whole so far; `remarks`: for people."""
 
     def __init__(self, entrants: Sequence[Entrant], settings: Settings, say: Callable[[str], None]) -> None:
         self._entrants = entrants
@@ -89,12 +91,17 @@ class Contest:
                 self._say(f"{entrant.name}: warming up")
                 await self._prepare(entrant, servers[entrant.name])
             for number in range(self._settings.rounds):
-                for streams in self._settings.streams:
-                    for entrant in rotated(self._entrants, number):
-                        self._say(f"round {number + 1} of {self._settings.rounds}: {entrant.name}, {streams} streams")
-                        self.turns.append(await self._turn(entrant, servers[entrant.name], number, streams))
-            self.facts = [Facts(name, server.ready_seconds, server.memory / 1e6) for name, server in servers.items()]
+                self.turns += await self._round(servers, number)
+                self.facts = [Facts(name, server.ready_seconds, server.memory / 1e6) for name, server in servers.items()]
         self.remarks.append(f"other programs took {others.share():.0%} of the machine meanwhile")
+
+    async def _round(self, servers: dict[str, Launched], number: int) -> list[Turn]:
+        turns = []
+        for streams in self._settings.streams:
+            for entrant in rotated(self._entrants, number):
+                self._say(f"round {number + 1} of {self._settings.rounds}: {entrant.name}, {streams} streams")
+                turns.append(await self._turn(entrant, servers[entrant.name], number, streams))
+        return turns
 
     async def _prepare(self, entrant: Entrant, server: Launched) -> None:
         """Finds the entrant's prompts, which warms it up too."""
@@ -112,7 +119,7 @@ class Contest:
 
     async def _turn(self, entrant: Entrant, server: Launched, number: int, streams: int) -> Turn:
         texts = self._texts[entrant.name]
-        asked = [texts[place % len(texts)] for place in range(number, number + 2 * streams)]
+        asked = [texts[place % len(texts)] for place in range(number, number + max(streams, ALONE))]
         records = await self._load(entrant, server, streams, asked)
         seconds = max(record.ended for record in records) - records[0].due
         firsts = sorted(record.first_token_seconds * 1000 for record in records)
