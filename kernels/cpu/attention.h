@@ -1,9 +1,11 @@
 // Attention of a few rows of one sequence over its pages, for one KV head and the query heads that share it.
 //
-// A row sees exactly one entry for each position 0 … its own (engine/batch.py). For every query:
+// A row sees exactly one entry for each position 0 … its own (engine/batch.py). Positions come in blocks of 256, the same for every row: a
+// block's keys and values are read from memory once, for all queries, and stay in cache meanwhile. For every query, block by block:
 //   1. a score for each position: one chain of multiply-adds over the head dimension, sixteen positions side by side (keys lie transposed);
-//   2. the exact maximum, then exp and its sum in sixteen lanes, lane = position mod 16, pages in ascending order;
-//   3. the weighted sum of values: one chain over ascending positions for each dimension; then one division by the sum.
+//   2. the exact maximum so far (where it grew, what was summed before is scaled down), then exp and its sum in sixteen lanes,
+//      lane = position mod 16, pages in ascending order;
+//   3. the weighted sum of values: one chain over ascending positions for each dimension. Behind the last block, one division by the sum.
 // Codes of 8 bits are multiplied as they are; a key's scale meets its score, a value's scale its share.
 // So the bits depend on the query and on what it sees, position by position, never on the rows beside it, on chunks, on threads or on where
 // a tree keeps its nodes. Entries that a row does not see are never read into its values (a stale NaN stays harmless).
@@ -20,6 +22,7 @@ namespace {
 
 constexpr int PAGE = fr::PAGE;
 constexpr int SCORE_TILE = 8;   // queries that meet a page of keys at once
+constexpr int BLOCK = 16;       // pages whose keys and values pass by all queries together
 constexpr int VALUE_TILE = 6;   // queries that meet a page of values at once, four vectors of dimensions each
 
 struct View {          // what one row sees
@@ -27,6 +30,12 @@ struct View {          // what one row sees
     int shared;        // pages below this index are the sequence's own
     const void* tail_keys;
     const void* tail_values;
+};
+
+// Of one query: the largest score so far, exp of the rest of what the softmax divides by, and its sums in lanes.
+struct Mass {
+    float most, sink;
+    float lanes[LANES];
 };
 
 struct Scratch {
@@ -63,8 +72,9 @@ size_t attention_bytes(const fr::Attention& a, int32_t segment, int32_t row0, in
         if (end > most) most = end;
         if (leaves < end) tail_pages += size_t(pages_for(end) - leaves / PAGE);
     }
-    return rows * sizeof(View) + pages_for(most) * 2 * sizeof(void*) + queries * (size_t(pages_for(most)) * PAGE * 4 + 4 + sizeof(void*)) +
-           tail_pages * 2 * fr::page_bytes(a.format, a.D) + 64 * (8 + 2 * rows);
+    const size_t pages = size_t(pages_for(most));
+    return 2 * rows * sizeof(View) + pages * 2 * sizeof(void*) + queries * (BLOCK * PAGE * 4 + 3 * sizeof(void*) + sizeof(Mass)) +
+           tail_pages * 2 * fr::page_bytes(a.format, a.D) + 64 * (10 + 2 * rows);
 }
 
 // Copies the entries from page `shared` on into pages of the row's own.
@@ -146,9 +156,10 @@ FR_INLINE const T* page_of(const T* const* pages, const void* tail, const View& 
     return page < view.shared ? pages[page] : (const T*)tail + (page - view.shared) * page_elements<T>(D);
 }
 
-// Raw scores → exp(score − maximum), 0 outside of [first, end), times the scales of values that have some; returns the sum before that.
+// Raw scores of a block → exp(score − maximum so far), 0 outside of [first, end), times the scales of values that have some. What the query
+// has summed before, `mass` and out [D], is brought to the new maximum.
 template <class T>
-FR_INLINE float soften(const fr::Attention& a, int head, const View& view, const T* const* keys, const T* const* values, float* s) {
+FR_INLINE void soften(const fr::Attention& a, const View& view, const T* const* keys, const T* const* values, float* s, Mass& mass, float* out) {
     const int page0 = view.first / PAGE, page1 = pages_for(view.end);
     const V minus = set(-__builtin_inff()), scale = set(a.scale);
     V most = minus;
@@ -161,24 +172,27 @@ FR_INLINE float soften(const fr::Attention& a, int head, const View& view, const
         store(s + page * PAGE, x);
         most = max(most, x);
     }
-    float peak = maximum(most);
-    if (a.sinks && a.sinks[head] > peak) peak = a.sinks[head];
-    const V shift = set(peak);
-    V total = zero();
+    V total = load(mass.lanes);
+    const float peak = maximum(most);
+    if (peak > mass.most) {
+        const V factor = exponential(set(mass.most - peak));
+        total = total * factor;
+        float lane[LANES];
+        store(lane, factor);
+        mass.sink *= lane[0], mass.most = peak;
+        for (int d = 0; d < a.D; d += LANES) {
+            const int n = a.D - d < LANES ? a.D - d : LANES;
+            store(out + d, load(out + d, n) * factor, n);
+        }
+    }
+    const V shift = set(mass.most);
     for (int page = page0; page < page1; ++page) {
         V e = exponential(load(s + page * PAGE) - shift);
         total = total + e;
         if constexpr (SCALED<T>) e = e * load(scales_of(page_of(values, view.tail_values, view, page, a.D), a.D));
         store(s + page * PAGE, e);
     }
-    float result = sum(total);
-    if (a.sinks) {
-        V e = exponential(set(a.sinks[head]) - shift);
-        float lane[LANES];
-        store(lane, e);
-        result += lane[0];
-    }
-    return result;
+    store(mass.lanes, total);
 }
 
 // N vectors of dimensions, all full, or one of `rest` elements.
@@ -254,6 +268,89 @@ FR_INLINE void weigh_range(const float* s, const T* const* values, int first, in
     by_dimensions(D, [&]<int N, bool FULL>(int d, int rest) { value_range<N, FULL>(s, values, first, end, D, d, rest, out); });
 }
 
+// What a row sees of the pages from `page` on, counted from there; `end` 0 = nothing.
+template <class T>
+FR_INLINE View within_block(const View& view, int page, int D) {
+    const int base = page * PAGE, most = BLOCK * PAGE;
+    if (view.end <= base || view.first >= base + most) return {0, 0, 0, nullptr, nullptr};
+    const int behind = page > view.shared ? page - view.shared : 0;  // tail pages of earlier blocks
+    const bool tail = view.tail_keys && pages_for(view.end) > view.shared && view.shared < page + BLOCK;
+    const auto move = [&](const void* at) { return tail ? (const void*)((const T*)at + behind * page_elements<T>(D)) : nullptr; };
+    const int shared = view.shared - page < 0 ? 0 : view.shared - page < BLOCK ? view.shared - page : BLOCK;
+    return {view.first > base ? view.first - base : 0, view.end - base < most ? view.end - base : most, shared, move(view.tail_keys),
+            move(view.tail_values)};
+}
+
+// The queries of some rows, and what has become of them.
+struct Queries {
+    int rows, group;
+    const float** q;  // [D] each
+    float** out;      // [D] each
+    float** s;        // scores of a block
+    Mass* mass;
+    int count() const { return rows * group; }
+};
+
+template <class T>
+void score_block(const Queries& all, const View* views, const T* const* keys, int D) {
+    const int queries = all.count(), group = all.group;
+    for (int i = 0; i < queries; i += SCORE_TILE) {
+        const int count = queries - i < SCORE_TILE ? queries - i : SCORE_TILE;
+        int page0 = BLOCK, page1 = 0;
+        for (int r = i / group; r <= (i + count - 1) / group; ++r) {
+            if (!views[r].end) continue;
+            if (views[r].first / PAGE < page0) page0 = views[r].first / PAGE;
+            if (views[r].shared > page1) page1 = views[r].shared;
+        }
+        score<T>(count, all.q + i, keys, page0, page1, D, all.s + i);
+    }
+    for (int r = 0; r < all.rows; ++r)
+        if (views[r].tail_keys)
+            for (int page = views[r].shared; page < pages_for(views[r].end); ++page) {
+                const T* key = page_of(keys, views[r].tail_keys, views[r], page, D);
+                for (int i = r * group; i < (r + 1) * group; ++i) {
+                    float* out = all.s[i] + page * PAGE;
+                    score_tile<1, 1>(all.q + i, &key, D, &out);
+                }
+            }
+}
+
+template <class T>
+void weigh_block(const Queries& all, const View* views, const T* const* values, int D) {
+    const int queries = all.count(), group = all.group;
+    for (int i = 0; i < queries; i += VALUE_TILE) {
+        const int count = queries - i < VALUE_TILE ? queries - i : VALUE_TILE;
+        int page0 = 0, page1 = BLOCK;  // pages that every query of the tile sees whole, in the shared place
+        for (int j = 0; j < count; ++j) {
+            const View& view = views[(i + j) / group];
+            if (pages_for(view.first) > page0) page0 = pages_for(view.first);
+            const int whole = view.end / PAGE < view.shared ? view.end / PAGE : view.shared;
+            if (whole < page1) page1 = whole;
+        }
+        if (page1 < page0) page1 = page0;
+        for (int j = 0; j < count; ++j) {
+            const View& view = views[(i + j) / group];
+            const int reach = view.shared * PAGE < view.end ? view.shared * PAGE : view.end;
+            weigh_range(all.s[i + j], values, view.first, page0 * PAGE < reach ? page0 * PAGE : reach, D, all.out[i + j]);
+        }
+        if (page0 < page1) weigh<T>(count, all.s + i, values, page0, page1, D, all.out + i);
+        for (int j = 0; j < count; ++j) {
+            const View& view = views[(i + j) / group];
+            const float* s = all.s[i + j];
+            const int reach = view.shared * PAGE < view.end ? view.shared * PAGE : view.end;
+            weigh_range(s, values, page1 * PAGE > view.first ? page1 * PAGE : view.first, reach, D, all.out[i + j]);
+            if (!view.tail_values) continue;
+            const int begin = view.shared * PAGE;
+            for (int p = begin > view.first ? begin : view.first; p < view.end;) {
+                const int end = (p / PAGE + 1) * PAGE < view.end ? (p / PAGE + 1) * PAGE : view.end;
+                const T* page = page_of(values, view.tail_values, view, p / PAGE, D);
+                weigh_range(s + p / PAGE * PAGE, &page, p % PAGE, p % PAGE + end - p, D, all.out[i + j]);
+                p = end;
+            }
+        }
+    }
+}
+
 template <class T>
 void attend(const fr::Attention& a, int segment, int kv_head, int row0, int row1, void* memory) {
     const int D = a.D, group = a.heads / a.kv_heads, rows = row1 - row0, queries = rows * group;
@@ -261,11 +358,11 @@ void attend(const fr::Attention& a, int segment, int kv_head, int row0, int row1
     Scratch scratch{(char*)(((uintptr_t)memory + 63) / 64 * 64)};
 
     View* views = scratch.take<View>(rows);
-    int pages = 0, shared = 0;
+    int first = 1 << 30, pages = 0, shared = 0;
     for (int i = 0; i < rows; ++i) {
         const int end = a.positions[row0 + i] + 1, leaves = leaves_at(a, segment, row0 + i);
-        const int first = a.window > 0 && end > a.window ? end - a.window : 0;
-        views[i] = {first, end, leaves < end ? leaves / PAGE : pages_for(end), nullptr, nullptr};
+        views[i] = {a.window > 0 && end > a.window ? end - a.window : 0, end, leaves < end ? leaves / PAGE : pages_for(end), nullptr, nullptr};
+        if (views[i].first / PAGE < first) first = views[i].first / PAGE;
         if (pages_for(end) > pages) pages = pages_for(end);
         if (views[i].shared > shared) shared = views[i].shared;
         if (leaves < end) build_tail<T>(a, segment, kv_head, row0 + i, views[i], scratch);
@@ -277,74 +374,31 @@ void attend(const fr::Attention& a, int segment, int kv_head, int row0, int row1
         keys[page] = (const T*)a.keys + at;
         values[page] = (const T*)a.values + at;
     }
-    const float** q = scratch.take<const float*>(queries);
-    float** s = scratch.take<float*>(queries);
-    float* sums = scratch.take<float>(queries);
-    float* scores = scratch.take<float>(size_t(queries) * pages * PAGE);
+    const Queries all{rows, group, scratch.take<const float*>(queries), scratch.take<float*>(queries), scratch.take<float*>(queries),
+                      scratch.take<Mass>(queries)};
+    float* scores = scratch.take<float>(size_t(queries) * BLOCK * PAGE);
     for (int i = 0; i < queries; ++i) {
-        q[i] = a.qkv + (row0 + i / group) * in + int64_t(kv_head * group + i % group) * D;
-        s[i] = scores + int64_t(i) * pages * PAGE;
+        const int head = kv_head * group + i % group;
+        all.q[i] = a.qkv + (row0 + i / group) * in + int64_t(head) * D;
+        all.out[i] = a.out + (row0 + i / group) * int64_t(a.heads) * D + int64_t(head) * D;
+        all.s[i] = scores + int64_t(i) * BLOCK * PAGE;
+        all.mass[i] = {a.sinks ? a.sinks[head] : -__builtin_inff(), a.sinks ? 1.0f : 0.0f, {}};
+        memset(all.out[i], 0, size_t(D) * 4);
     }
 
-    for (int i = 0; i < queries; i += SCORE_TILE) {
-        const int count = queries - i < SCORE_TILE ? queries - i : SCORE_TILE;
-        int page0 = pages, page1 = 0;
-        for (int r = i / group; r <= (i + count - 1) / group; ++r) {
-            if (views[r].first / PAGE < page0) page0 = views[r].first / PAGE;
-            if (views[r].shared > page1) page1 = views[r].shared;
-        }
-        score<T>(count, q + i, keys, page0, page1, D, s + i);
+    View* here = scratch.take<View>(rows);
+    for (int page = first / BLOCK * BLOCK; page < pages; page += BLOCK) {
+        for (int r = 0; r < rows; ++r) here[r] = within_block<T>(views[r], page, D);
+        score_block<T>(all, here, keys + page, D);
+        for (int i = 0; i < queries; ++i)
+            if (here[i / group].end) soften(a, here[i / group], keys + page, values + page, all.s[i], all.mass[i], all.out[i]);
+        weigh_block<T>(all, here, values + page, D);
     }
-    for (int r = 0; r < rows; ++r)
-        if (views[r].tail_keys)
-            for (int page = views[r].shared; page < pages_for(views[r].end); ++page) {
-                const T* key = page_of(keys, views[r].tail_keys, views[r], page, D);
-                for (int i = r * group; i < (r + 1) * group; ++i) {
-                    float* out = s[i] + page * PAGE;
-                    score_tile<1, 1>(q + i, &key, D, &out);
-                }
-            }
-
-    float* out[VALUE_TILE];
-    for (int i = 0; i < queries; ++i) sums[i] = soften(a, kv_head * group + i % group, views[i / group], keys, values, s[i]);
-
-    for (int i = 0; i < queries; i += VALUE_TILE) {
-        const int count = queries - i < VALUE_TILE ? queries - i : VALUE_TILE;
-        int page0 = 0, page1 = pages;  // pages that every query of the tile sees whole, in the shared place
-        for (int j = 0; j < count; ++j) {
-            const View& view = views[(i + j) / group];
-            out[j] = a.out + (row0 + (i + j) / group) * int64_t(a.heads) * D + int64_t(kv_head * group + (i + j) % group) * D;
-            memset(out[j], 0, size_t(D) * 4);
-            if (pages_for(view.first) > page0) page0 = pages_for(view.first);
-            const int whole = view.end / PAGE < view.shared ? view.end / PAGE : view.shared;
-            if (whole < page1) page1 = whole;
-        }
-        if (page1 < page0) page1 = page0;
-        for (int j = 0; j < count; ++j) {
-            const View& view = views[(i + j) / group];
-            const int reach = view.shared * PAGE < view.end ? view.shared * PAGE : view.end;
-            weigh_range(s[i + j], values, view.first, page0 * PAGE < reach ? page0 * PAGE : reach, D, out[j]);
-        }
-        if (page0 < page1) weigh<T>(count, s + i, values, page0, page1, D, out);
-        for (int j = 0; j < count; ++j) {
-            const View& view = views[(i + j) / group];
-            const int reach = view.shared * PAGE < view.end ? view.shared * PAGE : view.end;
-            const int from = page1 * PAGE > view.first ? page1 * PAGE : view.first;
-            weigh_range(s[i + j], values, from, reach, D, out[j]);
-            if (view.tail_values) {
-                const int begin = view.shared * PAGE;
-                for (int p = begin > view.first ? begin : view.first; p < view.end;) {
-                    const int end = (p / PAGE + 1) * PAGE < view.end ? (p / PAGE + 1) * PAGE : view.end;
-                    const T* page = page_of(values, view.tail_values, view, p / PAGE, D);
-                    weigh_range(s[i + j] + p / PAGE * PAGE, &page, p % PAGE, p % PAGE + end - p, D, out[j]);
-                    p = end;
-                }
-            }
-            const V total = set(sums[i + j]);
-            for (int d = 0; d < D; d += LANES) {
-                const int n = D - d < LANES ? D - d : LANES;
-                store(out[j] + d, load(out[j] + d, n) / total, n);
-            }
+    for (int i = 0; i < queries; ++i) {
+        const V total = set(sum(load(all.mass[i].lanes)) + all.mass[i].sink);
+        for (int d = 0; d < D; d += LANES) {
+            const int n = D - d < LANES ? D - d : LANES;
+            store(all.out[i] + d, load(all.out[i] + d, n) / total, n);
         }
     }
 }

@@ -122,16 +122,31 @@ Job codes() {
     return job;
 }
 
+// Pages of keys or values, each of one head: float, bf16, or codes with 16 scales behind them (kv.h).
+std::pair<float*, size_t> cache(Job& job, int format, size_t pages, int D) {
+    std::vector<uint8_t> packed;
+    for (size_t page = 0; page < pages; ++page) {
+        const auto add = [&](const void* at, size_t bytes) { packed.insert(packed.end(), (const uint8_t*)at, (const uint8_t*)at + bytes); };
+        const std::vector<float> entries = floats(size_t(16) * D);
+        if (format == 0) add(entries.data(), entries.size() * 4);
+        if (format == 1) add(halves(entries).data(), entries.size() * 2);
+        if (format != 2) continue;
+        for (size_t e = 0; e < entries.size(); ++e) packed.push_back(uint8_t(draw(-127, 127)));
+        add(floats(16, 0.01f).data(), 64);
+    }
+    return {(float*)job.aligned(packed), packed.size() / 4};
+}
+
 Job attention() {
     Job job;
-    const bool half = draw(0, 1);
+    const int format = draw(0, 2);
     const int sizes[] = {8, 16, 20, 32, 64, 80, 96, 128, 256};
     const int D = sizes[draw(0, 8)], kv_heads = draw(1, 2), heads = kv_heads * draw(1, 4), segments = draw(1, 3), spare = 2;
     std::vector<int32_t> positions, slots, parents, starts{0}, known, context, pages;
     std::vector<std::vector<int32_t>> own;
     int total = 0, columns = 0;
     for (int s = 0; s < segments; ++s) {
-        const int past = draw(0, 70), fed = draw(1, 40), nodes = draw(0, 9), count = (past + fed + nodes + 15) / 16;
+        const int past = draw(0, 4) ? draw(0, 70) : draw(200, 540), fed = draw(1, 40), nodes = draw(0, 9), count = (past + fed + nodes + 15) / 16;
         own.emplace_back();
         for (int p = 0; p < count; ++p) own.back().push_back(total++);
         columns = std::max(columns, count);
@@ -157,16 +172,14 @@ Job attention() {
         for (int p = 0; p < columns; ++p) pages.push_back(size_t(p) < list.size() ? list[size_t(p)] : 0);
     total += spare;
     const int n = starts.back();
-    const size_t cache = size_t(total) * kv_heads * 16 * D;
-    const std::vector<float> k = floats(cache), v = floats(cache);
     job.name = "attention";
     job.op.code = FR_ATTENTION;
     job.sizes[FR_N] = n, job.sizes[FR_SEGMENTS] = segments, job.sizes[FR_PAGE_COLUMNS] = columns;
-    job.operands({job.own(floats(size_t(n) * (heads + 2 * kv_heads) * D)), half ? static_cast<void*>(job.own(halves(k))) : job.own(k),
-                  half ? static_cast<void*>(job.own(halves(v))) : job.own(v), job.result(size_t(n) * heads * D), job.own(positions),
-                  job.own(slots), job.own(parents), job.own(starts), job.own(known), job.own(context), job.own(pages),
+    float *keys = cache(job, format, size_t(total) * kv_heads, D).first, *values = cache(job, format, size_t(total) * kv_heads, D).first;
+    job.operands({job.own(floats(size_t(n) * (heads + 2 * kv_heads) * D)), keys, values, job.result(size_t(n) * heads * D),
+                  job.own(positions), job.own(slots), job.own(parents), job.own(starts), job.own(known), job.own(context), job.own(pages),
                   draw(0, 1) ? job.own(floats(heads)) : nullptr});
-    job.integers({heads, kv_heads, D, draw(0, 1) ? draw(1, 40) : 0, half, total});
+    job.integers({heads, kv_heads, D, draw(0, 1) ? draw(1, 300) : 0, format, total});
     job.constants({1.0f / std::sqrt(float(D)), draw(0, 1) ? 20.0f : 0.0f});
     return job;
 }
@@ -255,16 +268,32 @@ Job mixture() {
 
 Job keep() {
     Job job;
-    const int layers = 2, pages = 3, heads = draw(1, 3), D = draw(1, 40), count = draw(0, 20);
+    const int format = draw(0, 2), layers = 2, pages = 3, heads = draw(1, 3), D = draw(1, 40), count = draw(0, 20);
     std::vector<int32_t> source, target;
     for (int c = 0; c < count; ++c) source.push_back(draw(0, 47)), target.push_back(c * 2);
-    const size_t size = size_t(layers) * pages * heads * 16 * D;
-    float *keys = job.own(floats(size)), *values = job.own(floats(size));
+    const auto keys = cache(job, format, size_t(layers) * pages * heads, D), values = cache(job, format, size_t(layers) * pages * heads, D);
     job.name = "keep_kv";
     job.op.code = FR_KEEP_KV;
-    job.operands({keys, values, job.own(source), job.own(target)});
-    job.integers({layers, pages, heads, D, 0, count});
-    job.results = {{keys, size}, {values, size}};
+    job.operands({keys.first, values.first, job.own(source), job.own(target)});
+    job.integers({layers, pages, heads, D, format, count});
+    job.results = {keys, values};
+    return job;
+}
+
+// The same bits on every instruction set.
+Job write() {
+    Job job;
+    const int format = draw(0, 2), pages = 3, kv_heads = draw(1, 3), heads = kv_heads * draw(1, 3), D = draw(1, 80), n = draw(0, 20);
+    std::vector<int32_t> slots;
+    for (int r = 0; r < n; ++r) slots.push_back(r * 7 % 48);
+    const auto keys = cache(job, format, size_t(pages) * kv_heads, D), values = cache(job, format, size_t(pages) * kv_heads, D);
+    job.name = "write_kv";
+    job.op.code = FR_WRITE_KV;
+    job.sizes[FR_N] = n;
+    job.operands({job.own(floats(size_t(n) * (heads + 2 * kv_heads) * D)), keys.first, values.first, job.own(slots)});
+    job.integers({heads, kv_heads, D, format, pages});
+    job.results = {keys, values};
+    job.tolerance = 0;
     return job;
 }
 
@@ -324,7 +353,7 @@ int main(int argc, char** argv) {
         one.push_back(fr_open(1, name));
         three.push_back(fr_open(3, name));
     }
-    Job (*const kinds[])() = {product, codes, attention, rows, rotation, mixture, keep};
+    Job (*const kinds[])() = {product, codes, attention, rows, rotation, mixture, keep, write};
     int failures = 0, count = 0;
     for (int round = 0; round < rounds; ++round)
         for (auto kind : kinds) {

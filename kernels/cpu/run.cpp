@@ -72,7 +72,6 @@ private:
 
 constexpr int64_t WORTH_SHARING = 16384;  // elements of a row-wise op, multiplications / 16 of a product: below, waking a thread costs more
 constexpr size_t ROWS_TOGETHER = 640 << 10;  // bytes of packed rows that pass over a panel while it is in cache, and stay in a 1 MiB L2
-constexpr int SCORES = 65536;             // floats of one attention task's scores: a quarter of a small L2
 
 struct AttentionTask {
     int32_t segment, kv_head, row0, row1;
@@ -207,10 +206,8 @@ int32_t Call::attention() {
     for (int32_t s = 0; s < sizes_[FR_SEGMENTS]; ++s) {
         const int32_t end = a.starts[s + 1];
         for (int32_t row0 = a.starts[s], row1; row0 < end; row0 = row1) {
-            // Later rows see more: size the block by the last row it might have.
-            const int32_t last = std::min(end, row0 + ROW_BLOCK) - 1;
-            const int32_t width = (a.positions[last] / PAGE + 1) * PAGE * group;
-            row1 = row0 + std::clamp(SCORES / width, 1, last + 1 - row0);
+            row1 = std::min(end, row0 + ROW_BLOCK);
+            const int32_t width = (a.positions[row1 - 1] / PAGE + 1) * PAGE * group;
             bytes = std::max(bytes, k_.attention_bytes(a, s, row0, row1));
             work += int64_t(row1 - row0) * width * a.D;
             for (int32_t h = 0; h < a.kv_heads; ++h) c_.tasks.push_back({s, h, row0, row1});

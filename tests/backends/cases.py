@@ -32,9 +32,14 @@ class Segment:
         return depths
 
 
+def contexts(most: int) -> st.SearchStrategy[int]:
+    """Short ones, and some around where kernels may cut long ones."""
+    return st.one_of(st.integers(0, most), st.integers(0, most), st.sampled_from([239, 250, 256, 257, 270, 500, 512, 530]))
+
+
 @st.composite
-def segments(draw: st.DrawFn, most_context: int = 70, most_known: int = 40, most_nodes: int = 12) -> Segment:
-    context = draw(st.integers(0, most_context))
+def segments(draw: st.DrawFn, most_context: int = 70, most_known: int = 40, most_nodes: int = 12, long: bool = True) -> Segment:
+    context = draw(contexts(most_context) if long else st.integers(0, most_context))
     known = draw(st.integers(1, most_known))
     count = draw(st.integers(0, most_nodes))
     parents = tuple(draw(st.integers(-1, i - 1)) for i in range(count))
@@ -119,10 +124,9 @@ def make_case(
     pool = backend.pool(PoolSpec(layers, spec.kv_heads, spec.head_dim, dtype), pages)
     poison(pool)
     for part, own in zip(parts, batch.pages.tolist()):
-        for position in range(part.context):
-            shape = (spec.kv_heads, spec.head_dim)
-            entry = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
-            fill(pool, 1, own[position // size], position % size, *entry)
+        at = torch.arange(part.context)
+        entries = (torch.randn(part.context, spec.kv_heads, spec.head_dim, generator=generator) for _ in range(2))
+        fill(pool, 1, torch.tensor(own)[at // size], at % size, *entries)
     qkv = torch.randn(int(batch.starts[-1]), (spec.heads + 2 * spec.kv_heads) * spec.head_dim, generator=generator)
     if written:
         backend.ops.write_kv(qkv, pool, 1, batch.slots, spec)

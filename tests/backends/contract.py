@@ -18,7 +18,7 @@ from forerun.backends.base import AttentionSpec, Backend, Pool, PoolSpec
 from forerun.engine.batch import Batch
 from forerun.kernels import quant, reference
 
-from .cases import PARTS, Segment, copy_pool, fill, int32, make_case, one_segment, segments
+from .cases import PARTS, Segment, contexts, copy_pool, fill, int32, make_case, one_segment, segments
 
 FORMATS = {"f32": torch.float32, "bf16": torch.bfloat16}
 KV_TYPES = (torch.float32, torch.bfloat16, torch.int8)
@@ -51,7 +51,13 @@ def specs(draw: st.DrawFn) -> AttentionSpec:
     size = draw(st.sampled_from([8, 16, 20, 32, 64, 80, 96, 128, 256]))
     sinks = random(heads, heads) if draw(st.booleans()) else None
     return AttentionSpec(
-        heads, kv_heads, size, size**-0.5, draw(st.sampled_from([0, 0, 1, 5, 16, 33])), draw(st.sampled_from([0.0, 0.0, 2.0, 30.0])), sinks
+        heads,
+        kv_heads,
+        size,
+        size**-0.5,
+        draw(st.sampled_from([0, 0, 1, 5, 16, 33, 250])),
+        draw(st.sampled_from([0.0, 0.0, 2.0, 30.0])),
+        sinks,
     )
 
 
@@ -262,7 +268,7 @@ class Contract:
             same(backend.ops.attention(qkv, case.pool, 1, alone, spec), whole[first:end])
 
     @few
-    @given(seed=seeds, context=st.integers(0, 60), known=st.integers(1, 90), spec=specs(), kind=caches, data=st.data())
+    @given(seed=seeds, context=contexts(60), known=st.integers(1, 90), spec=specs(), kind=caches, data=st.data())
     def test_attention_does_not_depend_on_chunks(
         self, backend: Backend, seed: int, context: int, known: int, spec: AttentionSpec, kind: torch.dtype, data: st.DataObject
     ) -> None:

@@ -98,7 +98,9 @@ def compare(left: Out, right: Out) -> None:
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     runs=st.lists(
-        st.tuples(st.lists(segments(most_context=40, most_known=30), min_size=1, max_size=4), st.lists(st.integers(0, 99), max_size=5)),
+        st.tuples(
+            st.lists(segments(most_context=40, most_known=30, long=False), min_size=1, max_size=4), st.lists(st.integers(0, 99), max_size=5)
+        ),
         min_size=1,
         max_size=5,
     ),
