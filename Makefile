@@ -6,7 +6,7 @@ MODEL := models/smollm2-135m-instruct
 PORT ?= 8080
 STAMP := $(VENV)/.forerun-setup
 
-.PHONY: help setup model serve test test-slow test-aarch64 lint types bench bench-kernels bench-peers bench-speculation draft image image-test clean
+.PHONY: help setup model serve test test-slow test-aarch64 lint types bench simulate bench-kernels bench-peers bench-speculation draft image image-test clean
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -43,6 +43,9 @@ lint: setup ## ruff and mypy
 
 bench: setup model ## the speed bars, as ratios measured in one run
 	$(BIN)/forerun bench foundation
+
+simulate: setup ## the controller of guesses against other policies, on match traces
+	$(BIN)/forerun bench simulate --others --plot docs/controller
 
 bench-kernels: setup model ## the native kernels against the memory bandwidth
 	$(BIN)/python -m forerun.bench.kernels --plot

@@ -1,15 +1,16 @@
-"""Policies against each other on many scenarios: what `python -m forerun.bench.compare` runs, and the bars that a test keeps."""
+"""Policies against each other on many scenarios: what `forerun bench simulate` runs, and the bars that a test keeps."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import dataclasses
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from forerun.bench import plots
+from forerun.bench import plots, replay, workloads
 from forerun.bench.policies import (
     MOST,
     Always,
@@ -23,8 +24,9 @@ from forerun.bench.policies import (
     Policy,
     Scan,
 )
-from forerun.bench.scenarios import scenarios
+from forerun.bench.scenarios import replayed, scenarios
 from forerun.bench.simulate import Outcome, Scenario, simulate
+from forerun.bench.template import chat_form
 from forerun.router.controller.price import Price
 from forerun.router.controller.simple import Aimd
 
@@ -123,19 +125,31 @@ def summary(results: Sequence[Result]) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """`python -m forerun.bench.compare`: all scenarios, a table, and with --plot a picture for each machine."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """`forerun bench simulate`: all scenarios, a table, and with --plot a picture. Or, with --record, answers for later."""
+    parser = argparse.ArgumentParser(prog="forerun bench simulate", description=__doc__)
     parser.add_argument("--tokens", type=int, default=200, help="mean length of an answer (default: %(default)s)")
     parser.add_argument("--only", default="", metavar="TEXT", help="scenarios whose name has this in it")
     parser.add_argument("--others", action="store_true", help="also the policies of other systems")
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="where pictures go")
+    parser.add_argument("--answers", type=Path, metavar="FILE", help="replay these recorded answers instead of drawn ones")
+    parser.add_argument("--drafter", default="suffix", metavar="SPEC", help="what guesses on them (default: %(default)s)")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="have the model write answers, once each, and leave")
+    parser.add_argument("--model-id", default="models/smollm2-135m-instruct", help="the model that writes them (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=8, help="of each kind of text (default: %(default)s)")
     options = parser.parse_args(argv)
     if options.plot:
         plots.require()
+    if options.record:
+        form = chat_form(Path(options.model_id))
+        replay.save(
+            options.record, asyncio.run(replay.record(options.model_id, workloads.made(), options.count, options.tokens, form, print))
+        )
+        return 0
     families = [fixed, others] if options.others else [fixed]
     results = []
+    chosen = replayed(replay.load(options.answers), options.drafter) if options.answers else scenarios(options.tokens)
     print(HEADER)
-    for result in run((scenario for scenario in scenarios(options.tokens) if options.only in scenario.name), families):
+    for result in run((scenario for scenario in chosen if options.only in scenario.name), families):
         results.append(result)
         print(row(result), flush=True)
     if results:

@@ -76,3 +76,21 @@ STAIR = Machine("cpu f32", ((1, 10e-3), (2, 22e-3), (8, 24e-3), (16, 31e-3), (32
 """a single row takes a path of its own: two cost more than twice as much, and then six more are nearly free"""
 GPU = Machine("gpu", ((1, 12e-3), (64, 12.4e-3), (128, 13.5e-3), (256, 19e-3), (512, 36e-3)), draft_each=2e-5)
 """a large model on a large device: two hundred rows before arithmetic counts"""
+NATIVE = Machine(
+    "native bf16",
+    (
+        (1, 10.3e-3),
+        (8, 11.6e-3),
+        (12, 13.2e-3),
+        (13, 15.6e-3),
+        (16, 17.0e-3),
+        (24, 21.8e-3),
+        (32, 27.9e-3),
+        (64, 51.8e-3),
+        (128, 100.5e-3),
+    ),
+    score_seconds=4.6e-7,
+    read_seconds=1.1e-6,
+    draft_each=1.2e-4,
+)
+"""the same model in our own kernels on two cores, as the profile at start measured it; a look-up takes what it takes in a worker"""

@@ -13,7 +13,9 @@ import random
 from collections.abc import Iterator, Sequence
 
 from forerun.bench.arrivals import arrivals
-from forerun.bench.machine import CPU, GPU, STAIR, Machine
+from forerun.bench.machine import CPU, GPU, NATIVE, STAIR, Machine
+from forerun.bench.policies import MOST
+from forerun.bench.replay import Answer, Shelf
 from forerun.bench.simulate import Scenario
 from forerun.bench.traces import Regime, Track, draw, mixed, switching
 
@@ -79,6 +81,19 @@ def _arrivals(tokens: int) -> Iterator[Scenario]:
     for name, rate, burstiness in (("poisson", 3.0, 1.0), ("bursts", 2.0, 0.15)):
         tracks = mixed(random.Random(name), [CHAT, CODE, COPY], 60, tokens, 4 * PROMPT)
         yield Scenario(f"cpu bf16, {name}", CPU, tracks, arrivals=functools.partial(arrivals, rate, burstiness), rows=32)
+
+
+def replayed(answers: Sequence[Answer], drafter: str, loads: Sequence[int] = (1, 4, 16)) -> Iterator[Scenario]:
+    """Recorded answers, each kind of text by itself and all together, before a real drafter."""
+    kinds = {name: [one for one in answers if one.workload == name] for name in dict.fromkeys(one.workload for one in answers)}
+    for load in loads:
+        for name, chosen in [*kinds.items(), ("all", answers)]:
+            anew = functools.partial(_shelved, drafter, chosen)
+            yield dataclasses.replace(_closed(NATIVE, f"{drafter} on {name}", [], load), anew=anew)
+
+
+def _shelved(drafter: str, answers: Sequence[Answer]) -> list[Track]:
+    return Shelf(drafter, MOST).tracks(answers)
 
 
 def change(before: Regime, after: Regime, steady: int, behind: int, load: int, machine: Machine = CPU) -> Scenario:

@@ -48,6 +48,8 @@ class Scenario:
     clients: int = 1
     arrivals: Callable[[int], Iterator[float]] | None = None
     rows: int = 64
+    anew: Callable[[], Sequence[Track]] | None = None
+    """makes the tracks again, where they remember what they were asked; else the same ones serve every simulation"""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -60,6 +62,8 @@ class Live:
     began: float
     known: int = 0
     first: float = 0.0
+    offered: Offer | None = None
+    """in this step"""
 
 
 @dataclasses.dataclass(slots=True)
@@ -103,7 +107,8 @@ class _Simulation:
         self._policy = policy
         self._dice = random.Random(seed)
         arrivals = scenario.arrivals(seed + 1) if scenario.arrivals else None
-        self._coming = deque((next(arrivals) if arrivals else 0.0, track) for track in scenario.tracks)
+        tracks = scenario.anew() if scenario.anew else scenario.tracks
+        self._coming = deque((next(arrivals) if arrivals else 0.0, track) for track in tracks)
         self._rows = scenario.rows if arrivals else scenario.clients
         self._running: list[Live] = []
         self._now = 0.0
@@ -163,7 +168,8 @@ class _Simulation:
     def _decide(self, decoding: list[Live]) -> Choice:
         def offer(i: int, most: int) -> Offer:
             live = decoding[i]
-            return live.track.offer(live.known, min(most, live.track.length - live.known - 1))
+            live.offered = live.track.offer(live.known, min(most, live.track.length - live.known - 1))
+            return live.offered
 
         return self._policy.decide(Chance([live.stream for live in decoding], offer))
 
@@ -182,8 +188,7 @@ class _Simulation:
     def _land(self, live: Live, kept: list[int] | None, expected: float) -> int:
         accepted = 0
         if kept is not None:
-            held = live.track.offer(live.known, live.track.length - live.known - 1).held if kept else []
-            accepted = sum(held[node] for node in kept)
+            accepted = sum(live.offered.held[node] for node in kept) if live.offered else 0
             stream, nodes = live.stream, len(kept)
             self._news.append(lambda: self._policy.landed(stream, nodes, accepted, expected))
             self.outcome.nodes += nodes
@@ -204,6 +209,7 @@ class _Simulation:
         self._running = [live for live in self._running if live.known < live.track.length]
         for live in over:
             self._policy.forget(live.stream)
+            live.track.close()
             self.outcome.residence += self._now - live.first
             self.outcome.decoded += live.known - 1
             if self._now > live.first:

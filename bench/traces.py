@@ -32,7 +32,12 @@ class Track(Protocol):
     @property
     def length(self) -> int: ...
     def offer(self, place: int, most: int) -> Offer:
-        """What the source offers when `place` tokens of the answer are known (1 … length − 1), at most `most` nodes."""
+        """What the source offers when `place` tokens of the answer are known (1 … length − 1), at most `most` nodes. Asked at most once at
+        a place, in ascending order."""
+        ...
+
+    def close(self) -> None:
+        """The answer is written."""
         ...
 
 
@@ -69,6 +74,9 @@ class Drawn:
             held.append(holds)
         return Offer(list(range(-1, len(held) - 1)), self.confidence[place : place + len(held)], held)
 
+    def close(self) -> None:
+        return None
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recorded:
@@ -82,6 +90,9 @@ class Recorded:
     def offer(self, place: int, most: int) -> Offer:
         parent, confidence, held = self.offers[place - 1]
         return Offer(parent[:most], confidence[:most], held[:most])
+
+    def close(self) -> None:
+        return None
 
 
 def draw(dice: random.Random, prompt: int, passages: Sequence[tuple[Regime, int]]) -> Drawn:

@@ -35,14 +35,14 @@ def sequence(tokens: int = 50, speculate: int | None = None) -> Sequence:
 
 class World:
     """A worker in a few lines: a chain of guesses for everybody who may have some, each right with `chance`, and steps that take what the
-    costs say. `frugal`: it keeps of them what is worth its toll; otherwise all. `claim`: what it says of a guess's chance, if not the
-    truth."""
+    costs say. `frugal`: it keeps of them what is worth its toll; otherwise all. `claim`: what it says of a guess's chance at first, if not
+    the truth; like a real worker it finds out."""
 
     def __init__(
         self, chance: float = 0.7, seed: int = 0, draft_seconds: float = 3e-5, frugal: bool = False, claim: float | None = None
     ) -> None:
         self.chance = chance
-        self.claim = claim
+        self._belief = claim
         self.tokens = self.nodes = 0
         self.seconds = 0.0
         self.frugal = frugal
@@ -70,13 +70,15 @@ class World:
         read = sum(len(one.tokens) for one in sequences)
         controller.stepped(Round(len(sequences), rows, nodes, asked, read, len(sequences) + accepted, seconds, drafting, prefill))
         self.tokens, self.nodes, self.seconds = self.tokens + len(sequences) + accepted, self.nodes + nodes, self.seconds + seconds
+        if self._belief is not None and nodes:
+            self._belief += 0.1 * (self.chance - self._belief)
         self.plain += not asked
         self.asked += asked
         return allowance
 
     @property
     def _claimed(self) -> float:
-        return self.chance if self.claim is None else self.claim
+        return self.chance if self._belief is None else self._belief
 
     def _kept(self, allowance: Allowance) -> list[int]:
         weights = allowance.weights or [1.0] * len(allowance.guess)
