@@ -90,6 +90,7 @@ def _speculation_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
     parser.add_argument("--seed", type=int, default=0, help="which prompts are used, and which of them meet")
     _output_options(parser, "bench/out/speculation.json")
+    parser.set_defaults(plot=True)
 
 
 def _peers_options(parser: argparse.ArgumentParser) -> None:
@@ -308,7 +309,8 @@ def _speculation(options: argparse.Namespace) -> int:
     streams, rounds = options.streams or settings.streams, options.rounds or settings.rounds
     settings = dataclasses.replace(settings, streams=streams, rounds=rounds, tokens=options.max_new_tokens, seed=options.seed)
     chosen = workloads.from_folder(options.prompts, options.only) if options.prompts else workloads.made(options.only)
-    plots.require()
+    if options.plot:
+        plots.require()
     kept = speculation.earlier(json.loads(options.out.read_text())["outcomes"]) if options.add and options.out.exists() else []
     form = chat_form(Path(options.model_id))
     measured = speculation.Sweep(options.model_id, options.speculator, options.server_flags, settings, form, show_steps())
@@ -321,11 +323,12 @@ def _speculation(options: argparse.Namespace) -> int:
             {"settings": _settings(options), "machine": machine(), "outcomes": [dataclasses.asdict(one) for one in outcomes]},
         )
     spots = sweep.condense(outcomes)
-    picture = options.out.with_suffix(".png")
-    plots.speculation(spots, picture, sweep.NEVER_LOSES)
+    if options.plot:
+        plots.speculation(spots, options.out.with_suffix(".png"), sweep.NEVER_LOSES)
     bars = sweep.bars(spots, {workload.name: workload.wanted for workload in chosen})
     print(f"speed over plain decoding (guesses a sequence and step)\n{sweep.table(spots)}\n\n{present(bars, measured.remarks)}")
-    print(f"plot: {picture}")
+    if options.plot:
+        print(f"plot: {options.out.with_suffix('.png')}")
     for spot in spots if options.device_hour_price is not None else []:
         requests = statistics.median(
             one.guessing.requests_rate for one in outcomes if (one.workload, one.streams) == (spot.workload, spot.streams)
