@@ -57,6 +57,9 @@ def _asked(argv: Sequence[str]) -> argparse.Namespace:
     _text_options(parser)
     learning = parser.add_argument_group("learning")
     learning.add_argument("--epochs", type=int, default=6, help="times that each text is read (default: %(default)s)")
+    learning.add_argument(
+        "--minutes", type=float, default=0.0, help="end after so many, whatever is left of the epochs (default: 0, no end)"
+    )
     learning.add_argument("--batch-tokens", type=int, default=4096, help="tokens of a step (default: %(default)s)")
     learning.add_argument("--rate", type=float, default=3e-3, help="the highest learning rate (default: %(default)s)")
     learning.add_argument("--float32", action="store_true", help="do not compute in bfloat16")
@@ -83,7 +86,7 @@ def _run(asked: argparse.Namespace, folder: Path, command: str) -> None:
     torch.set_num_threads(threads)  # the writer's kernels have threads of their own and left torch with one
     draft = open_kind(asked.kind, asked, Setting(folder, learnt, asked.seed))
     plan = Plan(asked.epochs, asked.batch_tokens, asked.rate, asked.seed, not asked.float32)
-    trainer = Trainer(draft, learnt, plan, work / f"{asked.kind}.pt", say)
+    trainer = Trainer(draft, learnt, plan, work / f"{asked.kind}.pt", say, asked.minutes)
 
     def look(most: int) -> dict[str, dict[str, object]]:
         return {name: acceptance.measure(draft, texts[:most]) for name, texts in groups.items()}
@@ -95,7 +98,7 @@ def _run(asked: argparse.Namespace, folder: Path, command: str) -> None:
 
     trainer.run(quick)
     draft.save(asked.out)
-    facts = {"target": folder.name, "kind": asked.kind, "command": command, "tokens": asked.tokens, "epochs": asked.epochs}
+    facts = {"target": folder.name, "kind": asked.kind, "command": command, "tokens": asked.tokens, "steps": trainer.step}
     facts |= {"conversations": len(learnt), "minutes": trainer.seconds / 60, "threads": threads} | draft.facts
     say(report.save(asked.out, facts, look(1 << 30), trainer.history))
     say(f"written to {asked.out}; serve it with --speculator {draft.facts['speculator']}={asked.out}")

@@ -16,8 +16,8 @@ README = """# A draft for {target}
 {command}
 ```
 
-from {tokens:,} tokens that the target wrote itself ({conversations:,} conversations), read {epochs} times in {minutes:.0f} minutes of
-training on {threads} threads. Its vocabulary has {vocabulary:,} tokens, which are {covers:.1%} of what the target writes.
+from {tokens:,} tokens that the target wrote itself ({conversations:,} conversations), in {steps:,} steps and {minutes:.0f} minutes of
+training on {threads} thread{plural}. Its vocabulary has {vocabulary:,} tokens, which are {covers:.1%} of what the target writes.
 
 Guesses that hold, in a chain, on greedy answers to prompts that were not learnt from: the first, and each further one given those before
 it; then the tokens that a verification step brings with chains of {lengths} guesses.
@@ -37,6 +37,7 @@ def save(folder: Path, facts: dict[str, Any], acceptance: dict[str, dict[str, An
     text = README.format(
         **facts,
         megabytes=size / 1e6,
+        plural="" if facts["threads"] == 1 else "s",
         covers=facts["vocabulary_covers"],
         lengths=", ".join(map(str, LENGTHS)),
         heads=" | ".join(f"{guesses} guesses" for guesses in LENGTHS),

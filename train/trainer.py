@@ -55,20 +55,21 @@ def batches(text: Sequence[Record], plan: Plan, epoch: int) -> list[list[Record]
     return found
 
 
-def rate_at(step: int, steps: int) -> float:
-    """Share of the highest rate: a linear rise, then half a cosine."""
-    warm = max(1, int(WARM_UP * steps))
-    if step < warm:
-        return (step + 1) / warm
-    done = (step - warm) / max(1, steps - warm)
-    return LAST_RATE + (1 - LAST_RATE) * 0.5 * (1 + math.cos(math.pi * done))
+def rate_at(done: float) -> float:
+    """Share of the highest rate when so much of the training is done: a linear rise, then half a cosine."""
+    if done < WARM_UP:
+        return max(done / WARM_UP, 0.01)
+    return LAST_RATE + (1 - LAST_RATE) * 0.5 * (1 + math.cos(math.pi * min(1.0, (done - WARM_UP) / (1 - WARM_UP))))
 
 
 class Trainer:
-    """`path`: of the checkpoint. `seconds`: that training took so far, over all its processes. `history`: what was measured on the way."""
+    """`path`: of the checkpoint. `minutes`: after which training ends, however far it is, with the rate falling in time; 0 = with the last
+    step. It may be given anew to each process, and only without it does a result depend on the settings alone. `seconds`: that training
+    took so far, over all its processes. `history`: what was measured on the way."""
 
-    def __init__(self, draft: Draft, text: Sequence[Record], plan: Plan, path: Path, say: Say) -> None:
+    def __init__(self, draft: Draft, text: Sequence[Record], plan: Plan, path: Path, say: Say, minutes: float = 0.0) -> None:
         self._draft, self._text, self._plan, self._path, self._say = draft, text, plan, path, say
+        self._minutes = minutes
         weights = [value for value in draft.net.parameters() if value.ndim > 1]
         others = [value for value in draft.net.parameters() if value.ndim <= 1]
         groups = [{"params": weights, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
@@ -81,11 +82,11 @@ class Trainer:
         self._restore()
 
     def run(self, measure: Callable[[], dict[str, Any]]) -> None:
-        """All steps that are missing. `measure` is called at the end of each epoch; what it returns is kept in `history`."""
+        """What is missing. `measure` is called at the end of each epoch, and at the very end; what it returns is kept in `history`."""
         progress = Stage("training", "steps", self.steps, self.step, self._say)
         began = saved = time.monotonic()
         spent = self.seconds
-        while self.step < self.steps:
+        while self._done() < 1.0:
             epoch, at = self._place()
             for batch in batches(self._text, self._plan, epoch)[at:]:
                 loss = self._learn(batch)
@@ -95,10 +96,16 @@ class Trainer:
                 if time.monotonic() - saved > SAVE_SECONDS:
                     self._save()
                     saved = time.monotonic()
+                if self._done() >= 1.0:
+                    break
             self.history.append({"step": self.step, "loss": round(loss, 4)} | measure())
             self.seconds = spent + time.monotonic() - began
             self._save()
             saved = time.monotonic()
+
+    def _done(self) -> float:
+        """How much of the training is done: of its steps or of its time, whichever is further."""
+        return max(self.step / self.steps, self.seconds / (60 * self._minutes) if self._minutes else 0.0)
 
     def _place(self) -> tuple[int, int]:
         """The epoch that the next step belongs to, and its place there."""
@@ -111,7 +118,7 @@ class Trainer:
 
     def _learn(self, batch: Sequence[Record]) -> float:
         for group in self._optimizer.param_groups:
-            group["lr"] = self._plan.rate * rate_at(self.step, self.steps)
+            group["lr"] = self._plan.rate * rate_at(self._done())
         self._draft.net.train()
         with torch.autocast("cpu", torch.bfloat16, enabled=self._plan.half):
             loss = self._draft.loss(batch)

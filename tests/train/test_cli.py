@@ -12,11 +12,13 @@ import torch
 
 from forerun.backends.registry import open_backend
 from forerun.cli import main
+from forerun.engine.build import build_engine
 from forerun.engine.models.load import load_model
 from forerun.messages import Start
 from forerun.train.heldout import OWN, read_prompts
 from forerun.train.shards import read
 from forerun.train.trainer import Trainer
+from tests.engine.tiny import Front, Sequence_, params_for
 
 TEXT = ["--tokens", "60", "--rows", "4", "--longest", "96", "--held-out", "2", "--held-out-tokens", "12"]
 LEARNING = ["--epochs", "4", "--batch-tokens", "3000", "--rate", "0.01", "--threads", "1", "--float32"]
@@ -62,6 +64,20 @@ def test_transformers_and_our_loader_read_the_draft_alike(made: Path) -> None:
     assert model.config.vocab_size == 200 == len(AutoTokenizer.from_pretrained(made))
     ours = load_model(Start(model_id=str(made), device="cpu", threads=1), open_backend("cpu", 1), lambda stage, done, total: None)
     assert (ours.vocab, ours.layers, ours.dtype) == (200, 1, "bfloat16")
+
+
+def test_the_engine_guesses_with_the_draft_and_says_the_same(made: Path) -> None:
+    prompt = read(made.parent / "draft.work" / "held-out.bin")[0].tokens[:12].tolist()
+    answers = []
+    for speculator, guess in (("none", 0), (f"model={made}", 4)):
+        start = Start(model_id=str(target_of(made)), device="cpu", threads=1, max_rows=2, max_total_tokens=96, speculator=speculator)
+        front = Front(build_engine(start, lambda stage, done, total: None))
+        sequence = Sequence_(prompt, params_for(prompt, max_new_tokens=32))
+        front.admit(sequence)
+        front.run(guess=guess)
+        answers.append(sequence.answer)
+        assert (sequence.drafted > 0) == (guess > 0)
+    assert answers[0] == answers[1]
 
 
 def test_what_is_saved_is_what_was_measured(made: Path) -> None:

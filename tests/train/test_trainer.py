@@ -110,7 +110,17 @@ def test_every_text_is_read_once_an_epoch(epoch: int) -> None:
 
 
 def test_the_rate_rises_then_falls() -> None:
-    rates = [rate_at(step, 200) for step in range(200)]
-    assert rates.index(max(rates)) <= 7 and max(rates) == 1.0
-    assert all(left > right for left, right in itertools.pairwise(rates[8:]))
+    rates = [rate_at(step / 200) for step in range(200)]
+    assert rates.index(max(rates)) == 6 and max(rates) == 1.0
+    assert 0.0 < rates[0] < rates[3] < 1.0
+    assert all(left > right for left, right in itertools.pairwise(rates[6:]))
     assert rates[-1] == pytest.approx(LAST_RATE, abs=0.01)
+
+
+def test_a_run_with_too_little_time_ends_early_and_whole(tmp_path: Path) -> None:
+    draft = Bigram()
+    trainer = Trainer(draft, text(), PLAN, tmp_path / "a.pt", lambda line: None, minutes=1e-9)
+    trainer.run(lambda: {"seen": trainer.step})
+    assert trainer.step == 1 and len(trainer.history) == 1
+    again = Trainer(Bigram(), text(), PLAN, tmp_path / "a.pt", lambda line: None)
+    assert again.step == 1 and again.history == trainer.history
