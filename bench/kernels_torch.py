@@ -1,7 +1,7 @@
 """Single products beside torch's own: `torch.nn.functional.linear` in bf16, and oneDNN's linear with weights that were packed for it.
 
-Weights pass through several copies, so that those of a large model come from memory, as they do in a step; those of a model that fits
-into a core's cache stay there. Both sides get as many threads. Ours takes and gives float32, torch's bf16: that is what each has in a
+Weights pass through up to eight copies, so that large matrices come from memory, as they do in a step; small ones of the larger models come
+from the last-level cache, and those of the model that fits into a core's own cache stay there. Both sides get as many threads. Ours takes and gives float32, torch's bf16: that is what each has in a
 model. One is measured after the other, not in turns: torch's idle threads spin for a while, and would take a core from ours.
 """
 
@@ -21,7 +21,7 @@ from forerun.bench.random_model import SHAPES, batch
 from forerun.engine.batch import Batch
 
 COLD = 96 << 20
-"""Bytes of copies that no cache holds."""
+"""Bytes of copies that no cache holds, where eight are as many."""
 EQUAL = 1.05
 """A ratio up to here counts as equal: two runs of the same differ by as much."""
 NAMES = ("qkv", "out", "gate_up", "down", "head")
