@@ -50,7 +50,7 @@ simulate: setup ## the controller of guesses against other policies, on match tr
 bench-kernels: setup model ## the native kernels against the memory bandwidth
 	$(BIN)/python -m forerun.bench.kernels --plot
 
-draft: setup model ## the demo draft anew, from text that the demo model writes (a quarter of an hour)
+draft: setup model ## the demo draft anew, from text that the demo model writes (on two cores perhaps half an hour)
 	$(BIN)/forerun train-drafter --kind model --model-id $(MODEL) --out drafts/smollm2-135m --tokens 263000 --epochs 2 --batch-tokens 1024 --rate 0.002
 
 bench-peers: setup model ## our server beside those that tools/peers.sh installed
