@@ -115,8 +115,8 @@ def check(machine: str) -> int:
         objects = _objects(cxx, machine, (*COMMON, *SANITIZE), Path(folder), ("check.cpp",))
         program = _link(cxx, objects, SANITIZE, Path(folder) / "check")
         # An emulated process cannot be stopped from outside to look for leaks.
-        options = os.environ | ({"ASAN_OPTIONS": "detect_leaks=0"} if foreign else {})
-        return max(subprocess.run([*run, program], check=False, env=options).returncode for run in runs)
+        options = ["env", "ASAN_OPTIONS=detect_leaks=0"] if foreign else []
+        return max(subprocess.run([*options, *run, program], check=False).returncode for run in runs)
 
 
 def _emulation(machine: str) -> tuple[str, list[list[str]]]:
