@@ -39,6 +39,18 @@ def penalize(scores: Scores, ids: Ids, counts: NDArray[np.float32], length: int,
     scores[ids] = s
 
 
+def bias(scores: Scores, params: SamplingParams) -> None:
+    """In place: what the request adds to single ids."""
+    for token, value in params.logit_bias:
+        scores[token] += np.float32(value)
+
+
+def discourage(scores: Scores, ids: Ids, counts: NDArray[np.float32], params: SamplingParams) -> None:
+    """In place: OpenAI's penalties, s − presence − count · c for every id that was generated c > 0 times ("API reference", parameters
+    presence_penalty and frequency_penalty)."""
+    scores[ids] -= np.float32(params.presence_penalty) + counts * np.float32(params.count_penalty)
+
+
 def reach_of(scores: Scores, reach: float) -> Ids:
     """Ascending ids whose score is at most `reach` below the highest; never one at −∞."""
     return np.flatnonzero(scores >= max(float(scores.max()) - reach, LOWEST))

@@ -7,8 +7,9 @@ is ignored, because the front plans ahead.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +53,15 @@ class Counts:
         self._counts[place] += 1.0
         self.length += 1
 
+    @contextlib.contextmanager
+    def ahead(self, path: Sequence[int]) -> Iterator[None]:
+        """As if the path had been generated."""
+        for token in path:
+            self.push(token)
+        yield
+        for token in reversed(path):
+            self.pop(token)
+
     def pop(self, token: int) -> None:
         """Undo the newest push, which was of `token`."""
         place = self._place[token]
@@ -80,24 +90,33 @@ class Row:
     """the drafter failed on this row: no more guesses for it"""
     scope: str = ""
     """rows of equal scope may profit from each other's answers when they guess"""
+    said: Counts | None = None
+    """counts of the generated tokens alone, where a penalty reads them"""
 
     @classmethod
     def open(cls, number: int, params: SamplingParams, tokens: list[int], computed: int = 0, scope: str = "") -> Row:
         """The list of tokens becomes the row's own."""
         penalised = params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0
-        plain = not (params.sample or penalised or params.watermark or params.top_n)
-        return cls(number, params, tokens, computed, Counts(tokens) if penalised else None, plain, scope=scope)
+        discouraged = params.presence_penalty != 0.0 or params.count_penalty != 0.0
+        plain = not (params.sample or penalised or discouraged or params.logit_bias or params.watermark or params.top_n)
+        counts = Counts(tokens) if penalised else None
+        said = Counts(tokens[params.prompt_tokens :]) if discouraged else None
+        return cls(number, params, tokens, computed, counts, plain, scope=scope, said=said)
 
     @property
     def generated(self) -> int:
         return len(self.tokens) - self.params.prompt_tokens
 
     def commit(self, tokens: list[int], computed: int) -> None:
+        first = len(self.tokens)
         self.tokens += tokens
         self.computed = computed
         if self.counts is not None:
             for token in tokens:
                 self.counts.push(token)
+        if self.said is not None:
+            for token in tokens[max(0, self.params.prompt_tokens - first) :]:
+                self.said.push(token)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -185,6 +204,8 @@ class RowTable:
             raise ValueError(f"{count} tokens, {self.longest} are the most")
         if min(admit.tokens) < 0 or max(admit.tokens) >= self._vocab:
             raise ValueError(f"a token id lies outside the vocabulary of {self._vocab}")
+        if any(not 0 <= token < self._vocab for token, _ in params.logit_bias):
+            raise ValueError(f"a biased token id lies outside the vocabulary of {self._vocab}")
         if admit.adapter is not None:
             raise ValueError(f"adapter {admit.adapter!r} is not loaded")
         self.table.clear(admit.row)

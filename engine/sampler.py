@@ -76,6 +76,7 @@ class Sampler:
             self._pick(plain, logits if whole else logits[[asks[i].at for i in plain]], None, choices)
         if len(plain) < len(asks):
             self._process(logits, asks, choices)
+            self._unprocessed(logits, asks, choices)
         return choices
 
     def prompt_logprobs(self, logits: Tensor, targets: Sequence[int]) -> list[float]:
@@ -116,6 +117,16 @@ class Sampler:
         for candidates, noise in zip(narrow, self._noise_of(narrow)):
             choices[candidates.place] = _best(candidates, noise)
 
+    def _unprocessed(self, logits: Tensor, asks: Sequence[Ask], choices: list[Choice]) -> None:
+        """The model's own log-probabilities in place of those after processing, where they are asked for."""
+        for ask, choice in zip(asks, choices):
+            params = ask.row.params
+            if params.raw_logprobs and not ask.row.plain and not choice.error and (params.logprobs or params.top_n):
+                raw: Scores = logits[ask.at].cpu().numpy()
+                normalizer = processing.log_normalizer(raw)
+                choice.logprob = processing.single(float(raw[choice.token]) - normalizer)
+                choice.top = processing.most_likely(raw, None, normalizer, params.top_n) if params.top_n else []
+
     def processed(self, raw: Scores, ask: Ask) -> Scores:
         """A processed copy of one row of logits, before the support is narrowed."""
         row, params, scores = ask.row, ask.row.params, raw.copy()
@@ -123,12 +134,13 @@ class Sampler:
             raise ArithmeticError(NOT_A_NUMBER)
         if params.watermark:
             self._watermark.apply(scores, ask.path[-1] if ask.path else row.tokens[-1])
+        processing.bias(scores, params)
         if row.counts is not None:
-            for token in ask.path:
-                row.counts.push(token)
-            processing.penalize(scores, row.counts.ids, row.counts.counts, row.counts.length, params)
-            for token in reversed(ask.path):
-                row.counts.pop(token)
+            with row.counts.ahead(ask.path):
+                processing.penalize(scores, row.counts.ids, row.counts.counts, row.counts.length, params)
+        if row.said is not None:
+            with row.said.ahead(ask.path):
+                processing.discourage(scores, row.said.ids, row.said.counts, params)
         if params.sample and params.temperature != 1.0:
             scores /= np.float32(params.temperature)
         return scores

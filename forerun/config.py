@@ -66,9 +66,7 @@ class Model:
     rope_scaling: Literal["linear", "dynamic"] | None = tgi(None, "RoPE scaling; the checkpoint's own when unset")
     rope_factor: float | None = tgi(None, "RoPE scaling factor; alone it means linear", least=1.0)
     tokenizer_name: str | None = tgi(None, "folder or hub id to take the tokenizer from; default: the model's")
-    tokenizer_config_path: str | None = idle(
-        None, "tokenizer_config.json with a chat template", "the chat routes are not served by this version"
-    )
+    tokenizer_config_path: str | None = tgi(None, "tokenizer_config.json whose chat template takes the place of the model's own")
     lora_adapters: tuple[str, ...] = tgi((), "id[=path][@revision],…; refused: adapters are not served by this version", comma=True)
     huggingface_hub_cache: str = tgi(
         "", "hub cache; default: HF_HUB_CACHE, else HF_HOME/hub, else ~/.cache/huggingface/hub", env=("HF_HUB_CACHE",)
@@ -345,9 +343,8 @@ def _check(values: Mapping[str, Any], needs_model: bool) -> None:
     speculator = get("speculator", "auto")
     unknown = [part for part in speculator.split("+") if part.partition("=")[0] not in SPECULATORS]
     if speculator not in ("auto", "none") and unknown:
-        raise _refuse(
-            f"`speculator` {unknown[0]} is not in this version. Use none, {', '.join(SPECULATORS[:-1])} or {SPECULATORS[-1]}: the output is the same"
-        )
+        known = f"none, {', '.join(SPECULATORS[:-1])} or {SPECULATORS[-1]}"
+        raise _refuse(f"`speculator` {unknown[0]} is not in this version. Use {known}: the output is the same")
 
 
 def _settle(values: dict[str, Any], environ: Mapping[str, str], notes: list[str]) -> None:

@@ -51,6 +51,14 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """also report this many most likely tokens at each position"""
     prompt_logprobs: bool = False
     """report log-probabilities (of the model, unprocessed) of the prompt's tokens 1…; the row must be admitted with computed = 0"""
+    presence_penalty: float = 0.0
+    """OpenAI's: subtracted from every token that was generated before"""
+    count_penalty: float = 0.0
+    """OpenAI's frequency_penalty: subtracted as often as the token was generated before"""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(id, what is added to its logit), ids below the vocabulary"""
+    raw_logprobs: bool = False
+    """report the model's own log-probabilities instead of those after processing"""
 
 
 class Admit(msgspec.Struct, frozen=True, array_like=True):

@@ -14,12 +14,14 @@ from forerun import __version__
 from forerun.config import Config
 from forerun.router.controller.journal import View
 from forerun.router.service import Router
-from forerun.server import schema
+from forerun.server import openai_schema, schema
+from forerun.server.cloud import Cloud, VertexRequest, VertexResponse
 from forerun.server.desk import Desk
 from forerun.server.document import Handler, Operation, document, inference
 from forerun.server.edge import Edge
 from forerun.server.health import Health
 from forerun.server.native import Native
+from forerun.server.openai import OpenAI
 from forerun.server.pages import Pages
 from forerun.server.services import Services
 
@@ -31,7 +33,7 @@ FINISH_SECONDS = 2.0
 """What open connections get to read their last bytes after the router has drained."""
 HEADER_BYTES = 65536
 """longest request line and longest header: tokens and cookies that proxies add pass the library's 8 kB, and TGI takes them"""
-NOT_SERVED = ("/v1/{rest:.*}", "/chat_tokenize", "/vertex")
+NOT_SERVED = ("/v1/{rest:.*}",)
 
 
 _http_log = logging.getLogger("forerun.http")
@@ -43,8 +45,10 @@ def build_app(config: Config, router: Router, services: Services) -> web.Applica
     app = web.Application(middlewares=[edge.admit], client_max_size=config.limits.payload_limit)
     app.on_response_prepare.append(edge.sign)
     pages = Pages(config, router, services.metrics)
-    native = Native(config, Desk(config, router, services))
-    operations = [*_inference(native), *_questions(Health(router, services), pages)]
+    desk = Desk(config, router, services)
+    native = Native(config, desk)
+    openai = OpenAI(config, desk)
+    operations = [*_inference(native), *_openai(openai), *_cloud(Cloud(native, openai)), *_questions(Health(router, services), pages)]
     pages.document = document(operations, title="Forerun", version=__version__, secured=config.serving.api_key is not None)
     for one in operations:
         add = app.router.add_post if one.method == "POST" else app.router.add_get
@@ -87,10 +91,40 @@ def _inference(native: Native) -> list[Operation]:
         inference("/", "compat_generate", native.compat, either, compat, answer=several, event=event),
         inference("/generate", "generate", native.generate, "Generate tokens", plain, answer=one),
         inference("/generate_stream", "generate_stream", native.generate_stream, "Generate a stream of tokens", plain, event=event),
-        inference(
-            "/invocations", "sagemaker_compatibility", native.invocations, f"{either} (SageMaker)", compat, answer=several, event=event
-        ),
         inference("/tokenize", "tokenize", native.tokenize, "Tokenize inputs", plain, answer=tokens),
+    ]
+
+
+def _openai(openai: OpenAI) -> list[Operation]:
+    chat, text = openai_schema.ChatRequest, openai_schema.CompletionRequest
+    whole, chunk, written = openai_schema.ChatCompletion, openai_schema.ChatChunk, openai_schema.Completion
+    return [
+        inference(
+            "/v1/chat/completions",
+            "chat_completions",
+            openai.chat_completions,
+            "What the assistant says next",
+            chat,
+            answer=whole,
+            event=chunk,
+        ),
+        inference("/v1/completions", "completions", openai.completions, "Go on with a text", text, answer=written, event=written),
+        inference(
+            "/chat_tokenize", "chat_tokenize", openai.chat_tokenize, "The prompt of a conversation", chat, answer=openai_schema.ChatTokens
+        ),
+        Operation("GET", "/v1/models", "openai_get_model_info", openai.models, "The model", answer=openai_schema.Models),
+        Operation("GET", "/v1/models/{id:.+}", "openai_get_model", openai.model, "The model", answer=openai_schema.Model),
+    ]
+
+
+def _cloud(cloud: Cloud) -> list[Operation]:
+    native, answers, event = schema.CompatGenerateRequest, list[schema.GenerateResponse], schema.StreamResponse
+    summary = "The body of `/`, of a chat or of a completion, answered as there (SageMaker)"
+    return [
+        inference("/invocations", "sagemaker_compatibility", cloud.invocations, summary, native, answer=answers, event=event),
+        inference(
+            "/vertex", "vertex_compatibility", cloud.vertex, "Several prompts or chats (Vertex AI)", VertexRequest, answer=VertexResponse
+        ),
     ]
 
 

@@ -13,13 +13,14 @@ import structlog
 from forerun.config import Config
 from forerun.messages import SamplingParams
 from forerun.router.request import Request, Sequence, TokenStream
-from forerun.router.service import Permit, Refused, Router
+from forerun.router.service import Limits, Permit, Refused, Router
 from forerun.server import errors
 from forerun.server.metrics import RequestMetrics
 from forerun.server.pace import Pace
 from forerun.server.schema import GenerateParameters, GenerateRequest
 from forerun.server.services import Services
 from forerun.server.stops import StopMatcher
+from forerun.server.template import ChatTemplates
 from forerun.server.text import Tokenizer
 from forerun.server.timing import Timing
 from forerun.server.transcript import Transcript
@@ -48,6 +49,23 @@ class Desk:
             raise errors.refused(Refused("Model is loading"))
         return tokenizer
 
+    def templates(self) -> ChatTemplates:
+        """The model's chat templates. Raises ApiError (429) while they are loading."""
+        return self.tokenizer().templates
+
+    def vocab(self) -> int:
+        """Token ids the model has. Raises ApiError (429) while it is loading."""
+        ready = self._router.ready
+        if ready is None:
+            raise errors.refused(Refused("Model is loading"))
+        return ready.vocab
+
+    def limits(self) -> Limits:
+        limits = self._router.limits
+        if limits is None:
+            raise errors.refused(Refused("Model is loading"))
+        return limits
+
     def enter(self, permits: int) -> Permit:
         """Permits for this many sequences. Raises ApiError (429) when there are none, and while nothing can be generated."""
         self.tokenizer()
@@ -56,20 +74,22 @@ class Desk:
         except Refused as refusal:
             raise errors.refused(refusal) from refusal
 
-    async def validate(self, body: GenerateRequest, *, id: str, arrived: float, stream: bool) -> Request:
-        """With a permit in hand: a request that can be served to its end. Raises ApiError (422)."""
+    async def validate(self, body: GenerateRequest, *, id: str, arrived: float, stream: bool, tokens: list[int] | None = None) -> Request:
+        """With a permit in hand: a request that can be served to its end. `tokens`: the prompt's, where they are known already.
+        Raises ApiError (422)."""
         limits, ready = self._router.limits, self._router.ready
         assert limits is not None and ready is not None, "a permit means that the worker is ready"
         self.metrics.size(limits)
         validator = Validator(self._config.limits, limits, self.tokenizer(), ready.vocab)
-        request = await validator.request(body, id=id, arrived=arrived, stream=stream)
+        request = await validator.request(body, id=id, arrived=arrived, stream=stream, tokens=tokens)
         self.metrics.admitted(len(request.tokens), request.params.max_new_tokens)
         return request
 
-    def transcript(self, request: Request, stop: list[str], params: SamplingParams) -> Transcript:
+    def transcript(self, request: Request, stop: list[str], params: SamplingParams, marks: frozenset[str] | None = None) -> Transcript:
+        """`marks`: see `Transcript`; given, stop strings are left out of the text."""
         tokenizer = self.tokenizer()
-        stops = StopMatcher(stop, keep=True) if stop else None
-        return Transcript(tokenizer, tokenizer.detokenizer(request.tokens), stops, params)
+        stops = StopMatcher(stop, keep=marks is None) if stop else None
+        return Transcript(tokenizer, tokenizer.detokenizer(request.tokens), stops, params, marks, frozenset(stop))
 
     def pace(self, request: Request) -> Pace:
         return Pace(self.metrics, request.arrived)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -59,7 +60,7 @@ def document(operations: Sequence[Operation], *, title: str, version: str, secur
     shapes = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for one in operations:
-        paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, shapes, secured)
+        paths.setdefault(one.path.replace(":.+}", "}"), {})[one.method.lower()] = _operation(one, shapes, secured)
     made: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": title, "version": version, "license": {"name": "Apache 2.0", "identifier": "Apache-2.0"}},
@@ -90,6 +91,8 @@ def _operation(one: Operation, shapes: dict[Any, Any], secured: bool) -> dict[st
             **{str(status): {"description": words, "content": bad} for status, words in one.errors.items()},
         },
     }
+    if names := re.findall(r"{(\w+)", one.path):
+        made["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
     if one.body is not None:
         made["requestBody"] = {"required": True, "content": {"application/json": {"schema": shapes[one.body]}}}
     if secured and one.method == "POST":

@@ -1,4 +1,4 @@
-"""TGI's own routes: `POST /`, `/generate`, `/generate_stream`, `/invocations`, `/tokenize`.
+"""TGI's own routes: `POST /`, `/generate`, `/generate_stream`, `/tokenize`.
 
 The order of what happens to a request is TGI's: body, checks of the route, permit, parameters, tokenizer, queue. Handlers only arrange it.
 A client that leaves cancels its handler at any of the awaits; what was taken by then is given back on the way out.
@@ -14,37 +14,27 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
-from aiohttp import HttpVersion11, web
+from aiohttp import web
 
 from forerun.config import Config
 from forerun.router import request as asked
-from forerun.server import answer, errors
+from forerun.server import answer
 from forerun.server.answer import Collector, Form
-from forerun.server.body import decode, read, read_bytes
+from forerun.server.body import read
 from forerun.server.desk import Desk
-from forerun.server.events import KEEP_ALIVE_SECONDS, EventStream, Outbox
+from forerun.server.events import Channel, EventStream, Outbox
 from forerun.server.identity import REQUEST_ID
 from forerun.server.schema import CompatGenerateRequest, GenerateParameters, GenerateRequest
+from forerun.server.speak import chunked, speak
 from forerun.server.text import SHORT_CHARS
 from forerun.server.transcript import prefill
 from forerun.server.validate import check_route, derived_seed, parameters_of, sequences
+from forerun.server.voice import NativeVoice
 
 _generate = msgspec.json.Decoder(GenerateRequest)
 _compat = msgspec.json.Decoder(CompatGenerateRequest)
 _encode = msgspec.json.Encoder().encode
 _SLICE = 1024
-_STREAM_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
-
-
-class _Shape(msgspec.Struct):
-    """Which kind of body `/invocations` got."""
-
-    inputs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    prompt: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-
-
-_shape = msgspec.json.Decoder(_Shape)
 
 
 class Native:
@@ -56,18 +46,10 @@ class Native:
 
     async def compat(self, http: web.Request) -> web.StreamResponse:
         """`POST /`: an array of one answer, or a stream; the prompt is repeated unless the client says otherwise."""
-        return await self._either(http, await read(http, _compat))
-
-    async def invocations(self, http: web.Request) -> web.StreamResponse:
-        """SageMaker's route: the shape of the body decides; native bodies are answered as on `/`."""
-        raw = await read_bytes(http)
-        shape = decode(raw, _shape)
-        if not shape.inputs and (shape.messages or shape.prompt):
-            raise errors.missing("Chat and completion bodies are not served by this version; send `inputs`")
-        return await self._either(http, decode(raw, _compat))
+        return await self.compat_body(http, await read(http, _compat))
 
     async def generate(self, http: web.Request) -> web.StreamResponse:
-        return await self._whole(http, await read(http, _generate))
+        return await self.whole(http, await read(http, _generate))
 
     async def generate_stream(self, http: web.Request) -> web.StreamResponse:
         return await self._stream(http, await read(http, _generate))
@@ -87,15 +69,13 @@ class Native:
     async def _tokens(self, text: str) -> web.Response:
         return web.Response(body=await self._desk.tokenizer().encode_offsets(text, _array), content_type="application/json")
 
-    async def _either(self, http: web.Request, body: CompatGenerateRequest) -> web.StreamResponse:
+    async def compat_body(self, http: web.Request, body: CompatGenerateRequest) -> web.StreamResponse:
         # TGI asks the hub for the model's pipeline tag here; for a local model, and for any that generates text, it comes to true.
         if body.stream:
             return await self._stream(http, body, full_text=True)
-        return await self._whole(http, body, full_text=True, listed=True)
+        return await self.whole(http, body, full_text=True, listed=True)
 
-    async def _whole(
-        self, http: web.Request, body: GenerateRequest, *, full_text: bool = False, listed: bool = False
-    ) -> web.StreamResponse:
+    async def whole(self, http: web.Request, body: GenerateRequest, *, full_text: bool = False, listed: bool = False) -> web.StreamResponse:
         arrived, parameters = time.monotonic(), parameters_of(body)
         with self._desk.metrics.counted():
             check_route(parameters, self._config.limits, stream=False)
@@ -155,34 +135,20 @@ class Native:
 
     async def _send(self, http: web.Request, request: asked.Request, body: GenerateRequest, form: Form) -> web.StreamResponse:
         parameters = parameters_of(body)
-        chunked = http.version >= HttpVersion11
         transcript = self._desk.transcript(request, parameters.stop, request.params)
-        stream = EventStream(transcript, self._desk.pace(request), request.params, form, self._outbox, chunked=chunked)
-        sequence = self._desk.submit(request, stream)
+        voice = NativeVoice(form, request.params)
+        channel = Channel(voice, self._outbox, chunked=chunked(http))
+        sequence = self._desk.submit(request, EventStream(transcript, self._desk.pace(request), voice, channel))
+        headers = {"x-compute-type": self._desk.compute_type(), "x-compute-characters": str(len(body.inputs))}
         try:
-            await asyncio.wait((stream.first,), timeout=KEEP_ALIVE_SECONDS)
-            if stream.failure and stream.silent:
-                raise stream.failure
-            response = await self._open(http, stream, len(body.inputs), chunked)
-            await stream.done
+            response = await speak(http, channel, headers)
         finally:
-            stream.close()
+            channel.close()
             self._desk.cancel(sequence)
-        if stream.failure:
-            self._desk.metrics.failed(stream.failure.label)
+        if channel.failure:
+            self._desk.metrics.failed(channel.failure.label)
         else:
             self._desk.record(sequence, parameters, transcript)
-        return response
-
-    async def _open(self, http: web.Request, stream: EventStream, characters: int, chunked: bool) -> web.StreamResponse:
-        headers = {**_STREAM_HEADERS, "x-compute-type": self._desk.compute_type(), "x-compute-characters": str(characters)}
-        response = web.StreamResponse(headers=headers)
-        if chunked:
-            response.enable_chunked_encoding()
-        await response.prepare(http)
-        if http.transport is None:
-            raise ConnectionResetError("the client left")
-        stream.open(http.transport)
         return response
 
 

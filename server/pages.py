@@ -48,7 +48,4 @@ class Pages:
         return web.Response(body=self.document, content_type="application/json")
 
     async def not_served(self, http: web.Request) -> web.Response:
-        raise errors.missing(
-            f"{http.path} is not served by this version: the chat, completion and Vertex routes are missing; "
-            "use /generate or /generate_stream"
-        )
+        raise errors.missing(f"{http.path} is not served: there are /v1/chat/completions, /v1/completions and /v1/models; see /docs")

@@ -29,6 +29,7 @@ from forerun.hub import ModelNotFound, locate
 from forerun.server.detokenize import Detokenizer, vocabulary
 from forerun.server.schema import SimpleToken
 from forerun.server.stops import StopMatcher
+from forerun.server.template import ChatTemplates, load_templates
 
 __all__ = ["Detokenizer", "StopMatcher", "Tokenizer", "TokenizerError"]
 
@@ -49,9 +50,12 @@ class TokenizerError(Exception):
 
 
 class Tokenizer:
-    """Safe to use from the event loop. `eos_ids`: ids that end an answer. `vocab_size` counts added tokens."""
+    """Safe to use from the event loop. `templates`: the model's chat templates. `eos_ids`: ids that end an answer. `vocab_size` counts
+    added tokens."""
 
-    def __init__(self, rust: tokenizers.Tokenizer, eos_ids: Sequence[int] = (), workers: int = 2) -> None:
+    def __init__(
+        self, rust: tokenizers.Tokenizer, eos_ids: Sequence[int] = (), workers: int = 2, templates: ChatTemplates | None = None
+    ) -> None:
         rust.no_truncation()
         rust.no_padding()
         self._rust = rust
@@ -60,6 +64,7 @@ class Tokenizer:
         self._vocabulary = vocabulary(rust, self._special)
         self._short = ThreadPoolExecutor(1, "tokenize-short")
         self._long = ThreadPoolExecutor(workers, "tokenize-long")
+        self.templates = templates or ChatTemplates({})
         self.eos_ids = tuple(dict.fromkeys(eos_ids))
         self.vocab_size: int = rust.get_vocab_size(with_added_tokens=True)
         self.token_text = lru_cache(maxsize=1 << 16)(self._token_text)
@@ -75,7 +80,8 @@ class Tokenizer:
                 raise TokenizerError(f"--tokenizer-name: {missing}") from None
         with _files(folder, config) as files:
             rust = _read(files / "tokenizer.json")
-            return cls(rust, _eos_ids(folder, files, rust), config.serving.validation_workers)
+            templates = _templates(folder, files, config.model.tokenizer_config_path)
+            return cls(rust, _eos_ids(folder, files, rust), config.serving.validation_workers, templates)
 
     def close(self) -> None:
         for threads in (self._short, self._long):
@@ -84,10 +90,14 @@ class Tokenizer:
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return await self._run(self._encode, text, add_special_tokens)
 
-    async def encode_offsets(self, text: str, render: Callable[[Iterator[SimpleToken]], T]) -> T:
+    def count(self, text: str) -> int:
+        """How many tokens a prompt has that brings its special tokens itself. Blocks: call it in a thread."""
+        return len(self._encode(text, False))
+
+    async def encode_offsets(self, text: str, render: Callable[[Iterator[SimpleToken]], T], add_special_tokens: bool = True) -> T:
         """Ids with the bytes of `text` they stand for; tokens that stand for none (special ones) have 0, 0 and no text. What `render` makes
         of them, which is called where the text is tokenized: a million tokens are neither held as objects nor encoded on the loop."""
-        return await self._run(lambda text, special: render(self._offsets(text, special)), text, True)
+        return await self._run(lambda text, special: render(self._offsets(text, special)), text, add_special_tokens)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self._rust.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -172,6 +182,15 @@ def _eos_ids(folder: Path, files: Path, rust: tokenizers.Tokenizer) -> list[int]
     if isinstance(content, str):
         found += ids(rust.token_to_id(content))
     return found or ids(_json(folder / "config.json").get("eos_token_id"))
+
+
+def _templates(folder: Path, files: Path, config_path: str | None) -> ChatTemplates:
+    """The folder's, else those that came with the converted tokenizer. Raises TokenizerError for a file that was named and is not there."""
+    if config_path is None:
+        return load_templates(folder) or load_templates(files)
+    if not Path(config_path).is_file():
+        raise TokenizerError(f"--tokenizer-config-path: there is no file {config_path}")
+    return load_templates(folder, Path(config_path))
 
 
 @contextlib.contextmanager

@@ -2,6 +2,9 @@
 
 Used alike by a stream of events and by a collected answer, so that both always say the same. Knows no socket and no JSON layout beyond
 the token structs. Invariants: the pieces of the tokens that are not special, put together, are `text()`; nothing comes after `finish`.
+
+The native routes show special tokens in the events and leave them out of the text. On `/v1` there is only the text: special tokens are
+nothing, unless they are marks that somebody reads (`marks`), and what may become a stop string is held back until it is clear.
 """
 
 from __future__ import annotations
@@ -36,6 +39,10 @@ class StopMatcher(Protocol):
         """The part of the text that may be shown, and whether a stop string ended in it."""
         ...
 
+    def flush(self) -> str:
+        """What was held back, when nothing more comes."""
+        ...
+
 
 class Vocabulary(Protocol):
     """What a transcript needs of a tokenizer."""
@@ -45,12 +52,24 @@ class Vocabulary(Protocol):
 
 
 class Transcript:
-    """One sequence. `params` tell when a token ends it, by the rules the worker follows too; `stops` is None when there are none."""
+    """One sequence. `params` tell when a token ends it, by the rules the worker follows too; `stops` is None when there are none. `marks`:
+    special tokens that are text, and with it the rule of `/v1`; None = the rule of the native routes. `endings`: special tokens that are
+    stop strings themselves, which they can be although they are not text."""
 
-    def __init__(self, vocabulary: Vocabulary, detokenizer: Detokenizer, stops: StopMatcher | None, params: SamplingParams) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        detokenizer: Detokenizer,
+        stops: StopMatcher | None,
+        params: SamplingParams,
+        marks: frozenset[str] | None = None,
+        endings: frozenset[str] = frozenset(),
+    ) -> None:
         self._vocabulary = vocabulary
         self._detokenizer = detokenizer
         self._stops = stops
+        self._marks = marks
+        self._endings = endings
         self._stop_ids = params.stop_ids
         self._max_new_tokens = params.max_new_tokens
         self._pieces: list[str] = []
@@ -92,7 +111,10 @@ class Transcript:
         text = self._detokenizer.push(token_id)
         shown = self._vocabulary.token_text(token_id) if special else text
         stopped = False
-        if self._stops is not None:
+        if special and self._marks is not None and shown not in self._marks:
+            stopped = shown in self._endings
+            shown = ""
+        elif self._stops is not None:
             shown, stopped = self._stops.push(shown)
         self.generated += 1
         # TGI's order: the limit, then the end of sequence, then the stop strings.
@@ -102,12 +124,20 @@ class Transcript:
             self.finish = "eos_token"
         elif stopped:
             self.finish = "stop_sequence"
-        if not special:
-            # An incomplete character at the end is part of the text, unless a special token follows and nobody could be shown it.
-            if self.finish and not stopped:
-                shown += self._detokenizer.flush()
+        # An incomplete character at the end is part of the text, unless a special token follows and nobody could be shown it.
+        if self.finish and not stopped and not special:
+            shown += self._passed(self._detokenizer.flush())
+        if self.finish and self._marks is not None and self._stops is not None:
+            shown += self._stops.flush()
+        if not special or self._marks is not None:
             self._pieces.append(shown)
         return Token(token_id, shown, logprob, special)
+
+    def _passed(self, text: str) -> str:
+        """The end of the text, behind what is held back before it."""
+        if not text or self._marks is None or self._stops is None:
+            return text
+        return self._stops.push(text)[0]
 
 
 def prefill(vocabulary: Vocabulary, tokens: Sequence[int], logprobs: Sequence[float]) -> list[PrefillToken]:

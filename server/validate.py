@@ -182,13 +182,13 @@ class Validator:
         self._tokenizer = tokenizer
         self._vocab = vocab
 
-    async def request(self, body: GenerateRequest, *, id: str, arrived: float, stream: bool) -> Request:
-        """A request that can be served to its end. Raises ApiError (422)."""
+    async def request(self, body: GenerateRequest, *, id: str, arrived: float, stream: bool, tokens: list[int] | None = None) -> Request:
+        """A request that can be served to its end. `tokens`: the prompt's, if somebody knows them already. Raises ApiError (422)."""
         p = parameters_of(body)
         if p.seed is not None and p.seed > U64_MAX:
             raise malformed(422, "Failed to deserialize the JSON body into the target type: parameters.seed: number out of range")
         check_parameters(body.inputs, p, self._caps, self._limits)
-        tokens = await self._tokens(body.inputs, p.truncate)
+        tokens = await self._tokens(body.inputs, p.truncate) if tokens is None else self._checked(tokens)
         max_new_tokens = fit(len(tokens), p, self._caps, self._limits)
         params = sampling(p, prompt_tokens=len(tokens), max_new_tokens=max_new_tokens, stop_ids=self._tokenizer.eos_ids, stream=stream)
         return Request(
@@ -207,14 +207,12 @@ class Validator:
             tokens = await self._tokenizer.encode(inputs)
         except ValueError as error:
             raise invalid(f"tokenizer error {error}") from error
-        if truncate is not None:
-            tokens = tokens[-truncate:]
+        return self._checked(tokens if truncate is None else tokens[-truncate:])
+
+    def _checked(self, tokens: list[int]) -> list[int]:
         if not tokens:
             raise invalid("`inputs` cannot be empty")
-        self._check_vocabulary(tokens)
+        for extreme in (min(tokens), max(tokens)):
+            if not 0 <= extreme < self._vocab:
+                raise invalid(f"tokenizer error token {extreme} is not in the model's vocabulary of {self._vocab}")
         return tokens
-
-    def _check_vocabulary(self, tokens: list[int]) -> None:
-        largest = max(tokens)
-        if largest >= self._vocab:
-            raise invalid(f"tokenizer error token {largest} is not in the model's vocabulary of {self._vocab}")

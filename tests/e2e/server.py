@@ -27,6 +27,8 @@ def echo_folder(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text(json.dumps({"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 2048}))
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": tokenizer.token_to_id("</s>")}))
     return folder
 

@@ -24,6 +24,14 @@ KINDS: dict[str, dict[str, object]] = {
     "typical": {"sample": True, "typical_p": 0.7, "top_n": 3},
     "penalties": {"repetition_penalty": 1.4, "frequency_penalty": 0.9},
     "watermark": {"watermark": True, "sample": True},
+    "OpenAI's": {
+        "sample": True,
+        "presence_penalty": 0.7,
+        "count_penalty": 0.4,
+        "logit_bias": ((3, 4.0), (9, -100.0)),
+        "raw_logprobs": True,
+        "top_n": 3,
+    },
     "everything": {
         "sample": True,
         "watermark": True,

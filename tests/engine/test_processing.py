@@ -164,3 +164,31 @@ def test_a_rows_place_in_memory_is_without_effect(seed: int, shift: int) -> None
     assert processing.log_normalizer(moved) == processing.log_normalizer(scores)
     p = params(top_p=0.9, typical_p=0.9)
     assert processing.narrow(moved, p).tolist() == processing.narrow(scores, p).tolist()
+
+
+@given(st.lists(st.integers(0, 8), max_size=12), st.floats(-2, 2), st.floats(-2, 2))
+def test_openais_penalties_count_what_was_generated(said: list[int], presence: float, count: float) -> None:
+    scores, counts = draw_scores(3, 9, 1.0), Counts(said)
+    expected = scores.copy()
+    for token in set(said):
+        expected[token] -= np.float32(presence) + np.float32(said.count(token)) * np.float32(count)
+    processing.discourage(scores, counts.ids, counts.counts, params(presence_penalty=presence, count_penalty=count))
+    assert scores.tolist() == expected.tolist()
+
+
+def test_bias_is_added_to_single_ids() -> None:
+    scores = draw_scores(3, 9, 1.0)
+    expected = scores.copy()
+    expected[[2, 8]] += np.float32([1.5, -100.0])
+    processing.bias(scores, params(logit_bias=((2, 1.5), (8, -100.0))))
+    assert scores.tolist() == expected.tolist()
+
+
+@given(st.lists(st.integers(0, 5), max_size=8), st.lists(st.integers(0, 5), max_size=5))
+def test_counts_ahead_are_those_of_the_longer_text_and_then_those_of_before(said: list[int], path: list[int]) -> None:
+    counts = Counts(said)
+    before = sorted(zip(counts.ids.tolist(), counts.counts.tolist()))
+    with counts.ahead(path):
+        longer = Counts(said + path)
+        assert sorted(zip(counts.ids.tolist(), counts.counts.tolist())) == sorted(zip(longer.ids.tolist(), longer.counts.tolist()))
+    assert sorted(zip(counts.ids.tolist(), counts.counts.tolist())) == before

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from forerun.messages import SamplingParams
 from forerun.router.request import Run
 from forerun.server.answer import Form
-from forerun.server.events import EventStream, Outbox
+from forerun.server.events import Channel, EventStream, Outbox
 from forerun.server.metrics import Metrics
 from forerun.server.pace import Pace
 from forerun.server.transcript import Transcript
+from forerun.server.voice import NativeVoice
 from tests.server.front import byte_level
 
 TOKENS = 5_000
@@ -35,16 +36,18 @@ async def test_a_token_costs_microseconds(record_property: Callable[[str, object
     tokenizer = byte_level()
     params = SamplingParams(1, 1, 1 << 30, sample=True, stop_ids=tokenizer.eos_ids)
     transcript = Transcript(tokenizer, tokenizer.detokenizer([1]), None, params)
-    stream = EventStream(transcript, Pace(Metrics().requests, time.monotonic()), params, Form("", True, False, 1), Outbox(), chunked=True)
-    stream.open(Sink())
+    voice = NativeVoice(Form("", True, False, 1), params)
+    channel = Channel(voice, Outbox(), chunked=True)
+    stream = EventStream(transcript, Pace(Metrics().requests, time.monotonic()), voice, channel)
+    channel.open(Sink())
     runs = [Run([index % 250], [-1.5351561903953552 - index], [], []) for index in range(TOKENS)]
     best = float("inf")
     for _ in range(5):
         began = time.process_time()
         for run in runs:
             stream.tokens(run)
-            stream.flush()
+            channel.flush()
         best = min(best, (time.process_time() - began) / TOKENS)
-    stream.close()
+    channel.close()
     record_property("seconds_a_token", best)
     assert best < BOUND_SECONDS

@@ -228,19 +228,12 @@ async def test_tokenize_of_any_length(tokens: int) -> None:
         assert said[-1]["stop"] == len(text.encode())
 
 
-@pytest.mark.parametrize("body", [{"messages": []}, {"prompt": "x"}])
-async def test_invocations_names_what_it_does_not_serve(body: dict[str, object]) -> None:
-    async with serve() as front:
-        status, error = await front.post("/invocations", body)
-        assert (status, error["error_type"]) == (404, "not_found")
-
-
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/models", "/chat_tokenize", "/vertex"])
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/responses"])
 async def test_routes_that_are_missing_say_so(path: str) -> None:
     async with serve() as front:
         status, error = await front.post(path, {"messages": [], "model": "tgi"})
         assert status == 404
-        assert path in error["error"] and "/generate" in error["error"]
+        assert path in error["error"] and "/v1/chat/completions" in error["error"]
 
 
 async def test_extensions_reach_the_router() -> None:

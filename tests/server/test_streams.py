@@ -19,6 +19,7 @@ from forerun.server.answer import Form
 from forerun.server.metrics import Metrics
 from forerun.server.pace import Pace
 from forerun.server.transcript import Transcript
+from forerun.server.voice import NativeVoice
 from tests.server.front import LIMITS, byte_level, parse, runs, serve, stuck, until
 from tests.server.test_native import PROMPT, expected, ids
 
@@ -166,14 +167,15 @@ class Wire:
         return 0
 
 
-def opened(wire: Wire, outbox: events.Outbox, chunked: bool) -> events.EventStream:
+def opened(wire: Wire, outbox: events.Outbox, chunked: bool) -> tuple[events.EventStream, events.Channel]:
     tokenizer = byte_level()
     params = SamplingParams(1, 1, 1000)
     transcript = Transcript(tokenizer, tokenizer.detokenizer([1]), None, params)
-    stream = events.EventStream(transcript, Pace(Metrics().requests, 0.0), params, Form("", False, False, 1), outbox, chunked=chunked)
-    stream.open(wire)  # type: ignore[arg-type]
+    voice = NativeVoice(Form("", False, False, 1), params)
+    channel = events.Channel(voice, outbox, chunked=chunked)
+    channel.open(wire)  # type: ignore[arg-type]
     wire.writes.clear()
-    return stream
+    return events.EventStream(transcript, Pace(Metrics().requests, 0.0), voice, channel), channel
 
 
 @pytest.mark.parametrize("chunked", [True, False])
@@ -182,18 +184,18 @@ async def test_what_several_steps_bring_in_one_turn_leaves_in_one_write(chunked:
     streams = [opened(wire, outbox, chunked) for wire in wires]
     for turn in range(3):
         for step in range(turn + 1):
-            for stream in streams:
+            for stream, _ in streams:
                 stream.tokens(Run([65 + step], [-0.5], [], []))
         assert all(len(wire.writes) == turn for wire in wires)
         await asyncio.sleep(0)
         assert all(len(wire.writes) == turn + 1 for wire in wires)
-    streams[0].tokens(Run([65], [-0.5], [], []))
-    streams[0].close()
+    streams[0][0].tokens(Run([65], [-0.5], [], []))
+    streams[0][1].close()
     assert [len(wire.writes) for wire in wires] == [4, 3]
     for wire, count in zip(wires, (7, 6), strict=True):
         body = b"".join(unchunked(data) if chunked else data for data in wire.writes)
         assert [event["index"] for event in parse(body)] == list(range(1, count + 1))
-    streams[1].close()
+    streams[1][1].close()
 
 
 def unchunked(data: bytes) -> bytes:
@@ -208,17 +210,17 @@ async def test_a_stream_that_cannot_be_written_to_does_not_keep_the_others_waiti
     streams = [opened(wire, outbox, True) for wire in (broken, sound)]
     broken.fault = RuntimeError("the handler is closed")
     for turn in range(2):
-        for stream in streams:
+        for stream, _ in streams:
             stream.tokens(Run([65], [-0.5], [], []))
         await asyncio.sleep(0)
         assert len(sound.writes) == turn + 1
-    for stream in streams:
-        stream.close()
+    for _, channel in streams:
+        channel.close()
 
 
 async def test_silence_is_filled_with_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.05)
-    monkeypatch.setattr("forerun.server.native.KEEP_ALIVE_SECONDS", 0.05)
+    monkeypatch.setattr("forerun.server.speak.KEEP_ALIVE_SECONDS", 0.05)
     async with serve(script=runs([1], [2]), step_seconds=0.3) as front:
         _, raw = await front.raw("/generate_stream", {"inputs": "x", "parameters": {"max_new_tokens": 2}})
         before, between, behind = raw.split(b"data: ")
@@ -229,7 +231,7 @@ async def test_silence_is_filled_with_comments(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_failure_behind_a_comment_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forerun.server.native.KEEP_ALIVE_SECONDS", 0.02)
+    monkeypatch.setattr("forerun.server.speak.KEEP_ALIVE_SECONDS", 0.02)
     async with serve(script=runs(failure=Failure("late", "overloaded", 429)), step_seconds=0.1) as front:
         script = front.router.script
         front.router.script = lambda sequence: (said for part in (runs([])(sequence), script(sequence)) for said in part)

@@ -1,0 +1,188 @@
+"""A chat request becomes a prompt: messages, tools and template. Decides what is asked of the model; sends nothing.
+
+Messages go to the template as OpenAI's clients send them, with two changes that templates are written for: content in parts is put
+together, and the arguments of earlier calls are objects, not JSON inside a string. Raises ApiError: 422 with TGI's types
+`template_error` and `tool_error`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from forerun.server.errors import ApiError, malformed
+from forerun.server.openai_schema import ChatRequest, Message, Part, Tool, ToolCall
+from forerun.server.reading import JSON, THINK, Dialect, Reader, dialect_of, thinks
+from forerun.server.template import ChatTemplates, TemplateError
+
+_SHAPE = "Failed to deserialize the JSON body into the target type: "
+DEFAULT_TOOL_PROMPT = (
+    "Given the functions available, answer with a JSON object for a call of the one that fits best, in the form "
+    '{"name": name of the function, "parameters": {name of an argument: its value}}. Do not use variables. '
+    "Answer in words if none of them fits."
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prompt:
+    """`dialect`: how calls are written, None = there are no tools. `inside`: the prompt has opened the thoughts."""
+
+    text: str
+    dialect: Dialect | None
+    thinking: bool
+    inside: bool
+
+    def reader(self) -> Reader:
+        return Reader(self.dialect, self.thinking, self.inside)
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """Special tokens that the reader must see."""
+        seen = self.dialect.special if self.dialect else frozenset()
+        return seen | {THINK, "</think>"} if self.thinking else seen
+
+
+def template_error(message: str) -> ApiError:
+    return ApiError(422, f"Template error: {message}", "template_error", label="template")
+
+
+def tool_error(message: str) -> ApiError:
+    return ApiError(422, f"Tool error: {message}", "tool_error", label="validation")
+
+
+def prompt_of(body: ChatRequest, templates: ChatTemplates) -> Prompt:
+    """The prompt of a conversation as it is."""
+    tools = offered(body)
+    try:
+        return _rendered(body, body.messages, tools, templates)
+    except TemplateError as wrong:
+        raise template_error(str(wrong)) from wrong
+
+
+def shortened(body: ChatRequest, templates: ChatTemplates, fits: Callable[[str], bool]) -> Prompt:
+    """The prompt with as few messages left out as it takes to fit; system messages and the last one stay. As it is, if that is not enough:
+    then validation says what is wrong."""
+    tools = offered(body)
+    messages = list(body.messages)
+    try:
+        whole = prompt = _rendered(body, messages, tools, templates)
+        while not fits(prompt.text):
+            free = [place for place, message in enumerate(messages[:-1]) if message.role not in ("system", "developer")]
+            if not free:
+                return whole
+            del messages[free[0] if body.truncate == "oldest" else free[len(free) // 2]]
+            prompt = _rendered(body, messages, tools, templates)
+        return prompt
+    except TemplateError as wrong:
+        raise template_error(str(wrong)) from wrong
+
+
+def offered(body: ChatRequest) -> list[Tool]:
+    """The tools that the model may call."""
+    tools, choice = body.tools or [], body.tool_choice
+    if body.response_format is not None and body.response_format.type != "text":
+        if body.tools is not None:
+            raise tool_error("Grammar and tools are mutually exclusive")
+        raise ApiError(422, "Input validation error: grammar is not supported", "validation", label="validation")
+    if choice == "none" or not tools:
+        return []
+    if choice is None or choice == "auto":
+        return tools
+    name = choice if isinstance(choice, str) else choice.function.name
+    if name != "required" and all(tool.function.name != name for tool in tools):
+        raise tool_error(f"Tool with name {name} not found")
+    raise tool_error("forcing a call takes grammars, which this version does not have; use tool_choice auto or none")
+
+
+def _rendered(body: ChatRequest, messages: Sequence[Message], tools: list[Tool], templates: ChatTemplates) -> Prompt:
+    shown = [_plain(message) for message in messages]
+    going_on = _continues(body)
+    source = templates.source(bool(tools))
+    knows = bool(tools) and templates.reads("tools", True)
+    if tools and not knows:
+        shown = _told(shown, tools, body.tool_prompt)
+    text = templates.render(
+        shown,
+        [_signature(tool) for tool in tools] if knows else None,
+        documents=body.documents,
+        add_generation_prompt=not going_on if body.add_generation_prompt is None else body.add_generation_prompt,
+        continue_final=going_on,
+        more=body.chat_template_kwargs,
+    )
+    dialect = (dialect_of(source) if knows else JSON) if tools else None
+    return Prompt(text, dialect, thinks(source), text.rstrip().endswith(THINK))
+
+
+def _continues(body: ChatRequest) -> bool:
+    """As in TGI: what the assistant has begun, it goes on with."""
+    last = body.messages[-1] if body.messages else None
+    if body.continue_final_message is not None:
+        return body.continue_final_message
+    return (
+        last is not None
+        and last.role == "assistant"
+        and last.content is not None
+        and not last.tool_calls
+        and not body.add_generation_prompt
+    )
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    if message.content is None and message.tool_calls is None:
+        raise malformed(422, f"{_SHAPE}messages: data did not match any variant of untagged enum MessageBody")
+    shown: dict[str, Any] = {"role": message.role, "content": _text(message.content)}
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            shown[name] = value
+    if message.tool_calls:
+        shown["tool_calls"] = [_called(call) for call in message.tool_calls]
+    return shown
+
+
+def _text(content: str | list[Part] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    for part in content:
+        if part.type not in ("text", "input_text", "refusal") or part.text is None:
+            raise ApiError(
+                422,
+                f"Input validation error: this model reads text only; a part of type {part.type!r} is none",
+                "validation",
+                label="validation",
+            )
+    return "".join(part.text or "" for part in content)
+
+
+def _called(call: ToolCall) -> dict[str, Any]:
+    function = call.function
+    given = function.arguments if function.arguments is not None else function.parameters
+    if isinstance(given, str):
+        with contextlib.suppress(ValueError, RecursionError):  # what is no JSON is shown as it was written
+            given = json.loads(given) if given.strip() else {}
+    made: dict[str, Any] = {"type": call.type, "function": {"name": function.name, "arguments": {} if given is None else given}}
+    return {"id": call.id, **made} if call.id is not None else made
+
+
+def _signature(tool: Tool) -> dict[str, Any]:
+    """As OpenAI's clients send it, which templates are written for."""
+    function = tool.function
+    parameters = function.parameters if function.parameters is not None else function.arguments
+    made: dict[str, Any] = {"name": function.name}
+    if function.description is not None:
+        made["description"] = function.description
+    made["parameters"] = {"type": "object", "properties": {}} if parameters is None else parameters
+    return {"type": tool.type, "function": made}
+
+
+def _told(shown: list[dict[str, Any]], tools: list[Tool], words: str | None) -> list[dict[str, Any]]:
+    """For a template that does not know tools: they are named in the last message, as in TGI."""
+    if not shown or "tool_calls" in shown[-1]:
+        return shown
+    listed = msgspec.json.encode([_signature(tool) for tool in tools]).decode()
+    last = {**shown[-1], "content": f"{shown[-1]['content']}\n---\n{listed}\n{words or DEFAULT_TOOL_PROMPT}"}
+    return [*shown[:-1], last]

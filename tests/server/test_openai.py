@@ -1,0 +1,337 @@
+"""The `/v1` routes over a real socket: shapes, streams, and every way in which OpenAI's clients ask differently from TGI's."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from forerun.router.request import Failure
+from forerun.server.template import ChatTemplates
+from tests.server.front import LIMITS, Front, byte_level, runs, serve
+from tests.server.test_native import ids
+
+CHATML = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{% if strict is defined %}{{ raise_exception('no ' ~ strict) }}{% endif %}"
+)
+TOOLS = CHATML + "{% if tools %}{{ tools | tojson }}<tool_call>{% endif %}"
+TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}}
+ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
+WIDE = dataclasses.replace(LIMITS, max_input_tokens=1000, max_total_tokens=2000)
+CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+
+
+def has(front: Front, template: str = CHATML) -> Front:
+    assert front.services.tokenizer is not None
+    front.services.tokenizer.templates = ChatTemplates({"default": template})
+    return front
+
+
+async def chunks(front: Front, path: str, body: dict[str, Any]) -> list[Any]:
+    """The events of a stream that ends with `[DONE]`."""
+    response, raw = await front.raw(path, {**body, "stream": True})
+    assert response.status == 200, raw
+    *events, done, rest = raw.removeprefix(b":\n\n").split(b"\n\n")
+    assert done == b"data: [DONE]" and rest == b""
+    return [json.loads(event.removeprefix(b"data: ")) for event in events]
+
+
+def said(events: list[Any], index: int = 0) -> str:
+    return "".join(choice["delta"].get("content", "") for event in events for choice in event["choices"] if choice["index"] == index)
+
+
+async def test_a_whole_answer() -> None:
+    eos = byte_level().eos_ids[0]
+    async with serve(script=runs(ids("hello"), [*ids(" the"), eos])) as front:
+        has(front)
+        response, raw = await front.raw("/v1/chat/completions", {**ASK, "model": "mine"})
+        answer = json.loads(raw)
+        assert list(answer) == ["object", "id", "created", "model", "system_fingerprint", "choices", "usage"]
+        assert answer["object"] == "chat.completion" and answer["id"].startswith("chatcmpl-") and answer["model"] == "mine"
+        message = {"role": "assistant", "content": "hello the"}
+        assert answer["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}]
+        prompt = len(ids("<|user|>hello\n<|assistant|>"))
+        assert answer["usage"] == {"prompt_tokens": prompt, "completion_tokens": 3, "total_tokens": prompt + 3}
+        assert response.headers["x-prompt-tokens"] == str(prompt)
+        assert front.router.submitted[0].request.tokens == ids("<|user|>hello\n<|assistant|>")
+        await front.settled()
+
+
+async def test_a_stream_says_the_same_and_ends_as_openais() -> None:
+    eos = byte_level().eos_ids[0]
+    async with serve(script=runs(ids("hello"), [*ids(" the"), eos])) as front:
+        has(front)
+        events = await chunks(front, "/v1/chat/completions", {**ASK, "stream_options": {"include_usage": True}})
+        assert said(events) == "hello the" and len({event["id"] for event in events}) == 1
+        assert all(event["object"] == "chat.completion.chunk" for event in events)
+        *spoken, usage = events
+        assert [event["choices"][0]["finish_reason"] for event in spoken] == [None] * (len(spoken) - 1) + ["stop"]
+        assert all(event["usage"] is None for event in spoken)
+        assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 3
+        assert all(event["choices"] for event in await chunks(front, "/v1/chat/completions", {**ASK, "stream_options": None}))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("stop", "text"), [(" quick", "hello the"), (["lo th"], "hel"), ("</s>", "hello the quick"), ("zzz", "hello the quick")]
+)
+async def test_stops_are_left_out(stop: str | list[str], text: str, streamed: bool) -> None:
+    eos = byte_level().eos_ids[0]
+    async with serve(script=runs(*([token] for token in ids("hello the quick")), [eos])) as front:
+        has(front)
+        body = {**ASK, "stop": stop}
+        if streamed:
+            events = await chunks(front, "/v1/chat/completions", body)
+            assert said(events) == text and events[-1]["choices"][0]["finish_reason"] == "stop"
+        else:
+            choice = (await front.post("/v1/chat/completions", body))[1]["choices"][0]
+            assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
+
+
+async def test_several_answers_have_seeds_of_their_own_and_one_stream() -> None:
+    async with serve() as front:
+        has(front)
+        body = {**ASK, "n": 3, "seed": 7, "max_tokens": 6, "stream_options": {"include_usage": True}}
+        status, whole = await front.post("/v1/chat/completions", body)
+        assert status == 200 and [choice["index"] for choice in whole["choices"]] == [0, 1, 2]
+        texts = [choice["message"]["content"] for choice in whole["choices"]]
+        assert len(set(texts)) == 3
+        events = await chunks(front, "/v1/chat/completions", body)
+        assert [said(events, index) for index in range(3)] == texts
+        assert events[-1]["usage"] == whole["usage"] and whole["usage"]["completion_tokens"] == 18
+        _, alone = await front.post("/v1/chat/completions", {**body, "n": 1})
+        assert alone["choices"][0]["message"]["content"] == texts[0]
+        assert (await front.post("/v1/chat/completions", {**body, "n": 9}))[0] == 429
+        await front.settled()
+
+
+async def test_logprobs() -> None:
+    async with serve() as front:
+        has(front)
+        body = {**ASK, "max_tokens": 4, "seed": 1, "logprobs": True, "top_logprobs": 2}
+        _, whole = await front.post("/v1/chat/completions", body)
+        content = whole["choices"][0]["logprobs"]["content"]
+        assert len(content) == 4 and all(len(one["top_logprobs"]) == 2 and one["logprob"] < 0 for one in content)
+        events = await chunks(front, "/v1/chat/completions", body)
+        assert [one for event in events for one in event["choices"][0]["logprobs"]["content"]] == content
+        params = front.router.submitted[0].params
+        assert params.raw_logprobs and params.top_n == 2 and params.logprobs
+        _, plain = await front.post("/v1/chat/completions", {**ASK, "max_tokens": 4})
+        assert plain["choices"][0]["logprobs"] is None and not front.router.submitted[-1].params.logprobs
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_tools_are_called(streamed: bool) -> None:
+    eos = byte_level().eos_ids[0]
+    async with serve(script=runs(*([token] for token in ids(f"hello\n{CALL}\n{CALL}")), [eos]), limits=WIDE) as front:
+        has(front, TOOLS)
+        body = {**ASK, "tools": [TOOL]}
+        if not streamed:
+            choice = (await front.post("/v1/chat/completions", body))[1]["choices"][0]
+            calls = choice["message"]["tool_calls"]
+            assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] == "hello"
+            assert [call["function"] for call in calls] == [{"name": "f", "arguments": '{"a": 1}'}] * 2
+            assert len({call["id"] for call in calls}) == 2 and all(call["id"].startswith("call_") for call in calls)
+        else:
+            events = await chunks(front, "/v1/chat/completions", body)
+            assert said(events) == "hello" and events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+            deltas = [call for event in events for call in event["choices"][0]["delta"].get("tool_calls", [])]
+            assert [(call["index"], call["function"].get("name"), call["function"]["arguments"]) for call in deltas] == [
+                *[(0, "f", ""), (0, None, '{"a": 1}'), (1, "f", ""), (1, None, '{"a": 1}')]
+            ]
+            assert ["id" in call for call in deltas] == [True, False, True, False]
+        prompt = front.services.tokenizer.decode(front.router.submitted[0].request.tokens)  # type: ignore[union-attr]
+        assert '"description": "d"' in prompt
+
+
+async def test_a_template_that_does_not_know_tools_is_told_of_them() -> None:
+    eos = byte_level().eos_ids[0]
+    async with serve(script=runs(ids('{"name": "f", "parameters": {}}'), [eos]), limits=WIDE) as front:
+        has(front)
+        _, answer = await front.post("/v1/chat/completions", {**ASK, "tools": [TOOL], "tool_choice": "auto"})
+        assert answer["choices"][0]["message"]["tool_calls"][0]["function"] == {"arguments": "{}", "name": "f"}
+        assert answer["choices"][0]["message"]["content"] is None
+        prompt = front.services.tokenizer.decode(front.router.submitted[0].request.tokens)  # type: ignore[union-attr]
+        assert "\n---\n" in prompt and '"name":"f"' in prompt
+        await front.post("/v1/chat/completions", {**ASK, "tools": [TOOL], "tool_choice": "none"})
+        assert front.router.submitted[1].request.tokens == ids("<|user|>hello\n<|assistant|>")
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "kind", "words"),
+    [
+        ({"messages": "x"}, 422, "validation", "expected sequence"),
+        ({"messages": [{"role": "user"}]}, 422, "validation", "did not match any variant"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            422,
+            "validation",
+            "reads text only",
+        ),
+        ({"chat_template_kwargs": {"strict": "way"}}, 422, "template_error", "Template error: no way"),
+        ({"tools": [TOOL], "tool_choice": "g"}, 422, "tool_error", "Tool error: Tool with name g not found"),
+        ({"tools": [TOOL], "tool_choice": "required"}, 422, "tool_error", "use tool_choice auto or none"),
+        ({"tools": [], "response_format": {"type": "json_object", "value": {}}}, 422, "tool_error", "mutually exclusive"),
+        ({"response_format": {"type": "json_object"}}, 422, "validation", "grammar is not supported"),
+        ({"n": 0}, 422, "validation", "`n` must be"),
+        ({"top_logprobs": 21, "logprobs": True}, 422, "validation", "`top_logprobs` must be"),
+        ({"temperature": -1}, 422, "validation", "`temperature`"),
+        ({"top_p": 1.5}, 422, "validation", "`top_p`"),
+        ({"presence_penalty": 3}, 422, "validation", "`presence_penalty`"),
+        ({"logit_bias": {"cat": 1}}, 422, "validation", "no token id"),
+        ({"logit_bias": {"99999": 1}}, 422, "validation", "no token id"),
+        ({"logit_bias": {"-1": 1}}, 422, "validation", "no token id"),
+        ({"logit_bias": {"1": 101}}, 422, "validation", "`logit_bias` must be >= -100"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, 422, "validation", "`stop` supports up to 4"),
+        ({"max_tokens": 1000}, 422, "validation", "must be <= 256"),
+        ({"max_tokens": 0}, 422, "validation", "`max_new_tokens` must be strictly positive"),
+        ({"messages": [{"role": "user", "content": "x" * 190}]}, 422, "validation", "`inputs` must have less than"),
+    ],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_refusals(changes: dict[str, Any], status: int, kind: str, words: str, streamed: bool) -> None:
+    async with serve() as front:
+        has(front)
+        got, error = await front.post("/v1/chat/completions", {**ASK, "max_tokens": 4, "stream": streamed, **changes})
+        assert (got, error["error_type"]) == (status, kind) and words in error["error"]
+        assert not front.router.submitted and not front.router.inside
+
+
+async def test_without_a_template_there_is_no_chat() -> None:
+    async with serve() as front:
+        assert await front.post("/v1/chat/completions", ASK) == (
+            422,
+            {"error": "Template error: template not found", "error_type": "template_error"},
+        )
+
+
+async def test_what_openais_clients_send_and_tgi_refused_is_taken() -> None:
+    async with serve() as front:
+        has(front)
+        body = {
+            **ASK,
+            "top_p": 1,
+            "stop": None,
+            "stream_options": None,
+            "logit_bias": {"65": 5, "66": -100},
+            "presence_penalty": 0.5,
+            "frequency_penalty": 0.25,
+            "response_format": {"type": "text"},
+            "max_tokens": 9,
+            "max_completion_tokens": 3,
+            "parallel_tool_calls": True,
+            "user": "me",
+            "store": False,
+        }
+        status, answer = await front.post("/v1/chat/completions", body)
+        assert status == 200 and answer["usage"]["completion_tokens"] == 3 and answer["choices"][0]["finish_reason"] == "length"
+        params = front.router.submitted[0].params
+        assert params.logit_bias == ((65, 5.0), (66, -100.0)) and (params.presence_penalty, params.count_penalty) == (0.5, 0.25)
+        assert params.sample and (params.temperature, params.top_p, params.frequency_penalty) == (1.0, 1.0, 0.0)
+        await front.post("/v1/chat/completions", {**ASK, "temperature": 0, "top_p": 0.3, "max_tokens": 3})
+        assert not front.router.submitted[1].params.sample
+
+
+async def test_the_assistants_last_message_is_continued() -> None:
+    async with serve() as front:
+        has(front)
+        body = {"messages": [*ASK["messages"], {"role": "assistant", "content": "I am "}], "max_tokens": 3}
+        await front.post("/v1/chat/completions", body)
+        await front.post("/v1/chat/completions", {**body, "continue_final_message": False})
+        texts = [front.services.tokenizer.decode(one.request.tokens) for one in front.router.submitted]  # type: ignore[union-attr]
+        assert texts == ["<|user|>hello\n<|assistant|>I am ", "<|user|>hello\n<|assistant|>I am \n<|assistant|>"]
+
+
+@pytest.mark.parametrize(("policy", "kept"), [("oldest", [4, 5, 6, 7]), ("middle", [0, 1, 6, 7])])
+async def test_too_long_a_conversation_is_shortened_only_when_asked(policy: str, kept: list[int]) -> None:
+    async with serve() as front:
+        has(front)
+        messages = [{"role": "user", "content": f"{n}" * 30} for n in range(8)]
+        body = {"messages": [{"role": "system", "content": "s"}, *messages], "max_tokens": 40}
+        assert (await front.post("/v1/chat/completions", body))[0] == 422
+        assert (await front.post("/v1/chat/completions", {**body, "truncate": "refuse"}))[0] == 422
+        assert (await front.post("/v1/chat/completions", {**body, "truncate": policy}))[0] == 200
+        prompt = front.services.tokenizer.decode(front.router.submitted[0].request.tokens)  # type: ignore[union-attr]
+        assert prompt.startswith("<|system|>s\n") and [n for n in range(8) if f"{n}" * 30 in prompt] == kept
+
+
+async def test_chat_tokenize_counts_what_usage_says() -> None:
+    async with serve() as front:
+        has(front)
+        status, told = await front.post("/chat_tokenize", ASK)
+        assert status == 200 and told["templated_text"] == "<|user|>hello\n<|assistant|>"
+        assert [token["id"] for token in told["tokenize_response"]] == ids(told["templated_text"])
+        _, answer = await front.post("/v1/chat/completions", {**ASK, "max_tokens": 1})
+        assert answer["usage"]["prompt_tokens"] == len(told["tokenize_response"])
+
+
+async def test_completions_of_several_prompts_texts_and_ids() -> None:
+    async with serve() as front:
+        body = {"max_tokens": 4, "seed": 3, "n": 2}
+        status, whole = await front.post("/v1/completions", {**body, "prompt": ["hello", " the"]})
+        assert status == 200 and [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3]
+        assert whole["object"] == "text_completion" and whole["usage"]["prompt_tokens"] == len(ids("hello")) + len(ids(" the"))
+        _, by_ids = await front.post("/v1/completions", {**body, "prompt": [ids("hello"), ids(" the")]})
+        assert by_ids["choices"] == whole["choices"]
+        _, one = await front.post("/v1/completions", {**body, "prompt": ids("hello"), "n": 1, "echo": True})
+        assert one["choices"][0]["text"] == "hello" + whole["choices"][0]["text"]
+        events = await chunks(front, "/v1/completions", {**body, "prompt": ["hello", " the"], "stream_options": {"include_usage": True}})
+        for index in range(4):
+            mine = [event["choices"][0] for event in events if event["choices"] and event["choices"][0]["index"] == index]
+            assert "".join(choice["text"] for choice in mine) == whole["choices"][index]["text"]
+            assert mine[-1]["finish_reason"] == "length"
+        assert events[-1]["choices"] == [] and events[-1]["usage"] == whole["usage"]
+
+
+async def test_completion_logprobs_are_of_the_older_form() -> None:
+    async with serve() as front:
+        _, whole = await front.post("/v1/completions", {"prompt": "hello", "max_tokens": 3, "logprobs": 2})
+        likely = whole["choices"][0]["logprobs"]
+        assert [len(likely[name]) for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")] == [3] * 4
+        assert likely["text_offset"][0] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "words"),
+    [
+        ({"prompt": []}, 422, "Empty array detected"),
+        ({"prompt": [[]]}, 422, "cannot be empty"),
+        ({"prompt": ["a", 1]}, 422, "must not mix"),
+        ({"prompt": [1, 10**9]}, 422, "not in the model's vocabulary"),
+        ({"prompt": [-1]}, 422, "not in the model's vocabulary"),
+        ({"prompt": ["a"] * 5}, 422, "Number of prompts exceeds the maximum allowed batch size of 4"),
+        ({"suffix": "x"}, 422, "Suffix is not supported"),
+        ({"best_of": 2}, 422, "`best_of` > `n` is not supported"),
+        ({"logprobs": 9}, 422, "`top_logprobs` must be"),
+    ],
+)
+async def test_completion_refusals(changes: dict[str, Any], status: int, words: str) -> None:
+    async with serve() as front:
+        got, error = await front.post("/v1/completions", {"prompt": "x", "max_tokens": 2, **changes})
+        assert got == status and words in error["error"] and not front.router.inside
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", ASK), ("/v1/completions", {"prompt": "hello"})])
+async def test_failures_before_and_after_the_first_token(path: str, body: dict[str, Any]) -> None:
+    failure = Failure("Request failed during generation: no", "generation", 424)
+    async with serve(script=runs(failure=failure)) as front:
+        has(front)
+        for streamed in (False, True):
+            assert (await front.post(path, {**body, "stream": streamed}))[0] == 424
+    async with serve(script=runs(ids("hello"), failure=failure)) as front:
+        has(front)
+        *_, last = await chunks(front, path, {**body, "n": 2})
+        assert last["error"]["message"] == failure.message and last["error"]["http_status_code"] == 424
+        await front.settled()
+
+
+async def test_the_list_of_models() -> None:
+    async with serve() as front:
+        listed = json.loads((await front.get("/v1/models"))[1])
+        assert listed["object"] == "list" and [one["id"] for one in listed["data"]] == ["tiny"]
+        assert json.loads((await front.get("/v1/models/tiny"))[1]) == listed["data"][0]
+        assert (await front.get("/v1/models/other"))[0].status == 404
+        assert (await front.get("/v1/embeddings"))[0].status == 404
