@@ -66,18 +66,37 @@ def prompt_of(body: ChatRequest, templates: ChatTemplates) -> Prompt:
 
 def shortened(body: ChatRequest, templates: ChatTemplates, fits: Callable[[str], bool]) -> Prompt:
     """The prompt with as few messages left out as it takes to fit; system messages and the last one stay. As it is, if that is not enough:
-    then validation says what is wrong."""
+    then validation says what is wrong. Found by halving: a conversation of n messages is rendered about 2·log n times."""
     tools = offered(body)
-    messages = list(body.messages)
+    free = [place for place, message in enumerate(body.messages[:-1]) if message.role not in ("system", "developer")]
+    order = free if body.truncate == "oldest" else [free.pop(len(free) // 2) for _ in range(len(free))]
+
+    def exactly_without(count: int) -> Prompt:
+        gone = set(order[:count])
+        return _rendered(body, [message for place, message in enumerate(body.messages) if place not in gone], tools, templates)
+
+    def without(count: int) -> Prompt:
+        """One more is left out where the roles must take turns and would not."""
+        try:
+            return exactly_without(count)
+        except TemplateError:
+            if not 0 < count < len(order):
+                raise
+            return exactly_without(count + 1)
+
     try:
-        whole = prompt = _rendered(body, messages, tools, templates)
-        while not fits(prompt.text):
-            free = [place for place, message in enumerate(messages[:-1]) if message.role not in ("system", "developer")]
-            if not free:
-                return whole
-            del messages[free[0] if body.truncate == "oldest" else free[len(free) // 2]]
-            prompt = _rendered(body, messages, tools, templates)
-        return prompt
+        whole = without(0)
+        if fits(whole.text) or not order or not fits((shortest := without(len(order))).text):
+            return whole
+        too_few, enough = 0, len(order)
+        while enough - too_few > 1:
+            middle = (too_few + enough) // 2
+            prompt = without(middle)
+            if fits(prompt.text):
+                enough, shortest = middle, prompt
+            else:
+                too_few = middle
+        return shortest
     except TemplateError as wrong:
         raise template_error(str(wrong)) from wrong
 
@@ -148,22 +167,24 @@ def _text(content: str | list[Part] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     for part in content:
-        if part.type not in ("text", "input_text", "refusal") or part.text is None:
+        if part.type not in ("text", "input_text", "refusal") or part.shown is None:
             raise ApiError(
                 422,
                 f"Input validation error: this model reads text only; a part of type {part.type!r} is none",
                 "validation",
                 label="validation",
             )
-    return "".join(part.text or "" for part in content)
+    return "".join(part.shown or "" for part in content)
 
 
 def _called(call: ToolCall) -> dict[str, Any]:
     function = call.function
     given = function.arguments if function.arguments is not None else function.parameters
     if isinstance(given, str):
-        with contextlib.suppress(ValueError, RecursionError):  # what is no JSON is shown as it was written
-            given = json.loads(given) if given.strip() else {}
+        with contextlib.suppress(ValueError, RecursionError):  # what is no JSON, or no text any more, is shown as it was written
+            meant = json.loads(given) if given.strip() else {}
+            json.dumps(meant, ensure_ascii=False, allow_nan=False).encode()
+            given = meant
     made: dict[str, Any] = {"type": call.type, "function": {"name": function.name, "arguments": {} if given is None else given}}
     return {"id": call.id, **made} if call.id is not None else made
 
@@ -183,6 +204,9 @@ def _told(shown: list[dict[str, Any]], tools: list[Tool], words: str | None) -> 
     """For a template that does not know tools: they are named in the last message, as in TGI."""
     if not shown or "tool_calls" in shown[-1]:
         return shown
-    listed = msgspec.json.encode([_signature(tool) for tool in tools]).decode()
+    try:
+        listed = msgspec.json.encode([_signature(tool) for tool in tools]).decode()
+    except RecursionError:
+        raise TemplateError("a tool is nested too deeply") from None
     last = {**shown[-1], "content": f"{shown[-1]['content']}\n---\n{listed}\n{words or DEFAULT_TOOL_PROMPT}"}
     return [*shown[:-1], last]

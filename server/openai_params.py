@@ -17,6 +17,8 @@ from forerun.server.schema import U64_MAX, GenerateParameters
 
 MOST_ANSWERS = 128
 MOST_BIASED = 1024
+DIGITS = 20
+"""of a token id; Python refuses to read numbers of thousands"""
 SMALLEST_TOP_P = 1e-6
 """top_p 0 keeps the most likely token alone"""
 
@@ -100,7 +102,7 @@ def _biases(given: dict[str, float] | list[float] | None, vocab: int) -> tuple[t
         raise invalid(f"`logit_bias` supports up to {MOST_BIASED} tokens. Given: {len(given)}")
     found: dict[int, float] = {}
     for name, value in given.items():
-        if not name.isascii() or not name.isdigit() or int(name) >= vocab:
+        if not name.isascii() or not name.isdigit() or len(name) > DIGITS or int(name) >= vocab:
             raise invalid(f"`logit_bias` names {name[:20]!r}, which is no token id below {vocab}")
         if not -100.0 <= value <= 100.0:
             raise invalid(f"`logit_bias` must be >= -100 and <= 100. Given: {value}")

@@ -17,10 +17,15 @@ ChatFinish = Literal["stop", "length", "tool_calls"]
 
 
 class Part(Struct):
-    """A piece of a message. Only `text` is read; others are refused."""
+    """A piece of a message. Only text is read, also that of a refusal; others are refused."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
+
+    @property
+    def shown(self) -> str | None:
+        return self.refusal if self.type == "refusal" else self.text
 
 
 class CalledFunction(Struct):

@@ -165,8 +165,18 @@ class Reader:
 
 
 def parse(dialect: Dialect, text: str) -> list[Call]:
-    """The calls that the text is; none if it is not calls from the first to the last character."""
+    """The calls that the text is; none if it is not calls from the first to the last character, or if they hold what JSON cannot say:
+    NaN, infinities, halves of surrogate pairs."""
     text = text.strip().removeprefix(PYTHON_TAG).strip()
+    try:
+        found = _calls(dialect, text)
+        "".join(call.name + call.arguments for call in found).encode()
+    except (ValueError, RecursionError):
+        return []
+    return found
+
+
+def _calls(dialect: Dialect, text: str) -> list[Call]:
     if dialect is PYTHONIC:
         return _pythonic(text)
     if dialect is MISTRAL and (named := _named(text)):
@@ -189,14 +199,11 @@ def _named(text: str) -> list[Call]:
 
 def _objects(text: str) -> list[Call]:
     """JSON objects, alone, in a list, or one after the other with `;`, `,` or space between."""
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(parse_constant=_refuse)
     found: list[Call] = []
     at = 0
     while at < len(text):
-        try:
-            value, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            return []
+        value, at = decoder.raw_decode(text, at)
         for one in value if isinstance(value, list) else [value]:
             call = _call(one)
             if call is None:
@@ -236,7 +243,7 @@ def _pythonic(text: str) -> list[Call]:
     calls = tree.elts if isinstance(tree, ast.List) else [tree]
     found: list[Call] = []
     for one in calls:
-        if not isinstance(one, ast.Call) or one.args:
+        if not isinstance(one, ast.Call) or one.args or not isinstance(one.func, ast.Name | ast.Attribute):
             return []
         try:
             arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in one.keywords}
@@ -249,12 +256,17 @@ def _pythonic(text: str) -> list[Call]:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    """Raises ValueError for what JSON cannot say."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _is_object(text: str) -> bool:
     try:
-        return isinstance(json.loads(text), dict)
+        return isinstance(json.loads(text, parse_constant=_refuse), dict)
     except (ValueError, RecursionError):
         return False
 

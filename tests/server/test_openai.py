@@ -6,9 +6,12 @@ import dataclasses
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from forerun.router.request import Failure
+from forerun.server.chat import shortened
+from forerun.server.openai_schema import ChatRequest
 from forerun.server.template import ChatTemplates
 from tests.server.front import LIMITS, Front, byte_level, runs, serve
 from tests.server.test_native import ids
@@ -184,6 +187,7 @@ async def test_a_template_that_does_not_know_tools_is_told_of_them() -> None:
         ({"logit_bias": {"cat": 1}}, 422, "validation", "no token id"),
         ({"logit_bias": {"99999": 1}}, 422, "validation", "no token id"),
         ({"logit_bias": {"-1": 1}}, 422, "validation", "no token id"),
+        ({"logit_bias": {"9" * 5000: 1}}, 422, "validation", "no token id"),
         ({"logit_bias": {"1": 101}}, 422, "validation", "`logit_bias` must be >= -100"),
         ({"stop": ["a", "b", "c", "d", "e"]}, 422, "validation", "`stop` supports up to 4"),
         ({"max_tokens": 1000}, 422, "validation", "must be <= 256"),
@@ -256,6 +260,59 @@ async def test_too_long_a_conversation_is_shortened_only_when_asked(policy: str,
         assert (await front.post("/v1/chat/completions", {**body, "truncate": policy}))[0] == 200
         prompt = front.services.tokenizer.decode(front.router.submitted[0].request.tokens)  # type: ignore[union-attr]
         assert prompt.startswith("<|system|>s\n") and [n for n in range(8) if f"{n}" * 30 in prompt] == kept
+
+
+TURNS = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("policy", ["oldest", "middle"])
+async def test_a_conversation_of_turns_is_shortened_by_turns(policy: str) -> None:
+    async with serve() as front:
+        has(front, TURNS)
+        messages = [{"role": ("user", "assistant")[n % 2], "content": f"{n}" * 25} for n in range(9)]
+        assert (await front.post("/v1/chat/completions", {"messages": messages, "max_tokens": 4, "truncate": policy}))[0] == 200
+        prompt = front.services.tokenizer.decode(front.router.submitted[0].request.tokens)  # type: ignore[union-attr]
+        kept = [n for n in range(9) if f"{n}" * 25 in prompt]
+        assert kept == ([4, 5, 6, 7, 8] if policy == "oldest" else [0, 1, 6, 7, 8])
+
+
+def test_shortening_a_long_conversation_renders_it_a_few_times() -> None:
+    body = msgspec.convert({"messages": [{"role": "user", "content": "a"}] * 5000, "truncate": "oldest"}, ChatRequest)
+    looked: list[int] = []
+    prompt = shortened(body, ChatTemplates({"default": CHATML}), lambda text: not looked.append(len(text)) and len(text) < 1000)
+    assert 900 < len(prompt.text) < 1000 and len(looked) < 20
+
+
+async def test_halves_of_surrogate_pairs_in_earlier_calls_are_shown_as_they_were_written() -> None:
+    template = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments }}{% endfor %}{% endfor %}"
+    async with serve() as front:
+        has(front, template)
+        call = {"type": "function", "function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}
+        said_before = {"role": "assistant", "content": None, "tool_calls": [call]}
+        status, answer = await front.post("/chat_tokenize", {"messages": [said_before, {"role": "tool", "content": "1"}]})
+        assert (status, answer["templated_text"]) == (200, '{"a": "\\ud800"}1')
+
+
+async def test_a_tool_nested_as_deeply_as_a_body_may_be_is_an_answer_or_a_refusal() -> None:
+    async with serve() as front:
+        has(front)
+        head, tail = '{"messages": [{"role": "user", "content": "x"}], "tools": [{"function": {"name": "f", "parameters": ', "}}]}"
+        for depth in range(850, 1000, 5):
+            body = head + "[" * depth + "]" * depth + tail
+            sent = {"data": body, "headers": {"content-type": "application/json"}}
+            async with front.session.post(front.url + "/chat_tokenize", **sent) as response:
+                assert response.status in (200, 400, 422), await response.read()
+
+
+async def test_a_refusal_in_the_conversation_is_text() -> None:
+    async with serve() as front:
+        has(front)
+        parts = [{"type": "text", "text": "a"}, {"type": "refusal", "refusal": "no"}]
+        status, answer = await front.post("/chat_tokenize", {"messages": [{"role": "user", "content": parts}]})
+        assert status == 200 and "ano" in answer["templated_text"]
 
 
 async def test_chat_tokenize_counts_what_usage_says() -> None:

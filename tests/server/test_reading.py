@@ -124,3 +124,24 @@ def test_the_template_tells_the_dialect() -> None:
     assert dialect_of("…<tool_call>…") is HERMES and dialect_of("…[TOOL_CALLS]…") is MISTRAL
     assert dialect_of("[func_name1(params_name1=params_value1…") is PYTHONIC and dialect_of("") is JSON
     assert thinks("{% if '</think>' in content %}") and not thinks("{{ content }}")
+
+
+@pytest.mark.parametrize("value", ['"\\ud800"', "NaN", "-Infinity", "1e999"])
+@pytest.mark.parametrize(
+    ("dialect", "form"),
+    [
+        (HERMES, '<tool_call>{"name": "f", "arguments": {"a": %s}}</tool_call>'),
+        (MISTRAL, '[TOOL_CALLS][{"name": "f", "arguments": {"a": %s}}]'),
+        (JSON, '{"name": "f", "parameters": {"a": %s}}'),
+        (PYTHONIC, "[f(a=%s)]"),
+    ],
+)
+def test_a_call_with_what_json_cannot_say_is_text(dialect: Dialect, form: str, value: str) -> None:
+    text = form % value
+    assert "".join(str(said) for _, said in read(text, dialect)) == text
+    assert [kind for kind, _ in read(text, dialect)] == ["text"]
+
+
+def test_only_names_are_called() -> None:
+    assert parse(PYTHONIC, "[a.b(c=1)]") == [Call("a.b", '{"c": 1}')]
+    assert not parse(PYTHONIC, "[f(a=1)(b=1)]") and not parse(PYTHONIC, "[(lambda: 1)(b=1)]")
