@@ -23,6 +23,7 @@ from forerun.server.stops import StopMatcher
 from forerun.server.template import ChatTemplates
 from forerun.server.text import Tokenizer
 from forerun.server.timing import Timing
+from forerun.server.tokens import TokenLists
 from forerun.server.transcript import Transcript
 from forerun.server.validate import Validator
 
@@ -37,6 +38,7 @@ class Desk:
         self._config = config
         self._router = router
         self._services = services
+        self.lists = TokenLists(config.serving.validation_workers)
 
     @property
     def metrics(self) -> RequestMetrics:

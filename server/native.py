@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -26,7 +25,6 @@ from forerun.server.events import Channel, EventStream, Outbox
 from forerun.server.identity import REQUEST_ID
 from forerun.server.schema import CompatGenerateRequest, GenerateParameters, GenerateRequest
 from forerun.server.speak import chunked, speak
-from forerun.server.text import SHORT_CHARS
 from forerun.server.transcript import prefill
 from forerun.server.validate import check_route, derived_seed, parameters_of, sequences
 from forerun.server.voice import NativeVoice
@@ -34,7 +32,6 @@ from forerun.server.voice import NativeVoice
 _generate = msgspec.json.Decoder(GenerateRequest)
 _compat = msgspec.json.Decoder(CompatGenerateRequest)
 _encode = msgspec.json.Encoder().encode
-_SLICE = 1024
 
 
 class Native:
@@ -42,7 +39,6 @@ class Native:
         self._config = config
         self._desk = desk
         self._outbox = Outbox()
-        self._long_answers = asyncio.Semaphore(config.serving.validation_workers)
 
     async def compat(self, http: web.Request) -> web.StreamResponse:
         """`POST /`: an array of one answer, or a stream; the prompt is repeated unless the client says otherwise."""
@@ -57,17 +53,7 @@ class Native:
     async def tokenize(self, http: web.Request) -> web.Response:
         """Ids, texts and byte offsets of the prompt's tokens; nothing is validated and no permit is taken, as in TGI."""
         body = await read(http, _generate)
-        if len(body.inputs) <= SHORT_CHARS:
-            return await self._tokens(body.inputs)
-        # The answer is up to fifty times as long as the text: only so many are held until their clients have read them.
-        async with self._long_answers:
-            response = await self._tokens(body.inputs)
-            await response.prepare(http)
-            await response.write_eof()
-        return response
-
-    async def _tokens(self, text: str) -> web.Response:
-        return web.Response(body=await self._desk.tokenizer().encode_offsets(text, _array), content_type="application/json")
+        return await self._desk.lists.answer(http, self._desk.tokenizer(), body.inputs)
 
     async def compat_body(self, http: web.Request, body: CompatGenerateRequest) -> web.StreamResponse:
         # TGI asks the hub for the model's pipeline tag here; for a local model, and for any that generates text, it comes to true.
@@ -157,12 +143,6 @@ def _form(body: GenerateRequest, request: asked.Request, full_text: bool) -> For
     repeat = full_text if parameters.return_full_text is None else parameters.return_full_text
     details = parameters.details or parameters.decoder_input_details
     return Form(body.inputs if repeat else "", details, parameters.decoder_input_details, len(request.tokens))
-
-
-def _array(items: Iterator[Any]) -> bytes:
-    """A JSON array, encoded a slice at a time, so that few of its items exist at once."""
-    slices = iter(lambda: list(itertools.islice(items, _SLICE)), [])
-    return b"[" + b",".join([_encode(part)[1:-1] for part in slices]) + b"]"
 
 
 def _json(value: Any, headers: dict[str, str] | None = None) -> web.Response:

@@ -77,8 +77,9 @@ class OpenAI:
         """The prompt that a conversation becomes, and its tokens: as many as `usage.prompt_tokens` would say."""
         body = await read(http, _chat)
         prompt = chat.prompt_of(body, self._desk.templates())
-        ids = await self._desk.tokenizer().encode_offsets(prompt.text, list, add_special_tokens=False)
-        return _json(shape.ChatTokens(ids, prompt.text))
+        behind = b',"templated_text":' + _encode(prompt.text) + b"}"
+        before = b'{"tokenize_response":'
+        return await self._desk.lists.answer(http, self._desk.tokenizer(), prompt.text, special=False, before=before, behind=behind)
 
     async def chat_body(self, http: web.Request, body: ChatRequest) -> web.StreamResponse:
         arrived = time.monotonic()

@@ -47,6 +47,8 @@ class ChatTemplates:
         self._environment = _environment()
         self._sources = dict(named)
         self._compiled: dict[str, jinja2.Template] = {}
+        self._read: dict[str, set[str]] = {}
+        """by template: the variables it looks at"""
 
     def __bool__(self) -> bool:
         return bool(self._sources)
@@ -57,11 +59,13 @@ class ChatTemplates:
 
     def reads(self, variable: str, tools: bool) -> bool:
         """Whether the template looks at this variable at all."""
-        try:
-            parsed = self._environment.parse(self.source(tools))
-        except jinja2.TemplateSyntaxError as wrong:
-            raise TemplateError(f"syntax error: {wrong}") from None
-        return variable in jinja2.meta.find_undeclared_variables(parsed)
+        name = self._name(tools)
+        if name not in self._read:
+            try:
+                self._read[name] = jinja2.meta.find_undeclared_variables(self._environment.parse(self._sources[name]))
+            except jinja2.TemplateSyntaxError as wrong:
+                raise TemplateError(f"syntax error: {wrong}") from None
+        return variable in self._read[name]
 
     def render(
         self,

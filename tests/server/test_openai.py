@@ -319,7 +319,11 @@ async def test_chat_tokenize_counts_what_usage_says() -> None:
     async with serve() as front:
         has(front)
         status, told = await front.post("/chat_tokenize", ASK)
-        assert status == 200 and told["templated_text"] == "<|user|>hello\n<|assistant|>"
+        assert (
+            status == 200
+            and told["templated_text"] == "<|user|>hello\n<|assistant|>"
+            and list(told) == ["tokenize_response", "templated_text"]
+        )
         assert [token["id"] for token in told["tokenize_response"]] == ids(told["templated_text"])
         _, answer = await front.post("/v1/chat/completions", {**ASK, "max_tokens": 1})
         assert answer["usage"]["prompt_tokens"] == len(told["tokenize_response"])
