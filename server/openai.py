@@ -150,7 +150,10 @@ class OpenAI:
                         ),
                         characters,
                     )
-                voices = [TextVoice(head, job.index, vocabulary, logprobs, job.echo) for job in jobs]
+                voices = [
+                    TextVoice(head, job.index, vocabulary, logprobs, job.echo, None if wanted.usage else len(job.request.tokens))
+                    for job in jobs
+                ]
                 response = await self._stream(http, jobs, voices, Ending(head, wanted.usage, False), wanted, NO_MARKS, characters)
         await response.write_eof()
         return response

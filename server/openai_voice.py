@@ -99,15 +99,17 @@ class ChatVoice:
 
 
 class TextVoice:
-    """One answer of a completion stream. `echo`: the prompt, said first."""
+    """One answer of a completion stream. `echo`: the prompt, said first. `prompt_tokens`: for the usage that TGI puts into the last chunk
+    of each prompt; None where one more chunk tells that of all of them."""
 
-    def __init__(self, head: Head, index: int, vocabulary: Vocabulary, logprobs: bool, echo: str) -> None:
+    def __init__(self, head: Head, index: int, vocabulary: Vocabulary, logprobs: bool, echo: str, prompt_tokens: int | None) -> None:
         self._head = head
         self._index = index
         self._vocabulary = vocabulary
         self._logprobs = logprobs
         self._before = echo
         self._offset = len(echo)
+        self._prompt_tokens = prompt_tokens
 
     def say(self, said: list[Token], run: Run, transcript: Transcript) -> list[bytes]:
         events: list[bytes] = []
@@ -123,8 +125,13 @@ class TextVoice:
             text, self._before = self._before + token.text, ""
             choice = shape.TextChoice(self._index, text, likely, _REASONS[last] if last else None)
             head = self._head
-            events.append(_encode(shape.Completion(head.id, head.created, head.model, head.fingerprint, [choice])))
+            usage = self._usage(transcript.generated) if last else UNSET
+            events.append(_encode(shape.Completion(head.id, head.created, head.model, head.fingerprint, [choice], usage)))
         return events
+
+    def _usage(self, generated: int) -> Usage | msgspec.UnsetType:
+        prompt = self._prompt_tokens
+        return UNSET if prompt is None else Usage(prompt, generated, prompt + generated)
 
 
 class Ending:

@@ -347,6 +347,19 @@ async def test_completions_of_several_prompts_texts_and_ids() -> None:
         assert events[-1]["choices"] == [] and events[-1]["usage"] == whole["usage"]
 
 
+async def test_the_last_chunk_of_a_streamed_completion_has_the_usage_of_its_prompt_as_in_tgi() -> None:
+    async with serve() as front:
+        prompts = ["hello", " the quick"]
+        body = {"max_tokens": 4, "prompt": prompts}
+        for asked, told in ((None, [1, 1]), ({"include_usage": True}, [0, 0])):
+            events = [one for one in await chunks(front, "/v1/completions", {**body, "stream_options": asked}) if one["choices"]]
+            for index, prompt in enumerate(prompts):
+                mine = [event for event in events if event["choices"][0]["index"] == index]
+                usages = [event["usage"] for event in mine if "usage" in event]
+                expected = {"prompt_tokens": len(ids(prompt)), "completion_tokens": 4, "total_tokens": len(ids(prompt)) + 4}
+                assert usages == [expected] * told[index] and all("usage" not in event for event in mine[:-1])
+
+
 async def test_completion_logprobs_are_of_the_older_form() -> None:
     async with serve() as front:
         _, whole = await front.post("/v1/completions", {"prompt": "hello", "max_tokens": 3, "logprobs": 2})
