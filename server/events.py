@@ -106,6 +106,9 @@ class Channel:
             self._timer.cancel()
 
     def send(self, events: list[bytes]) -> None:
+        """Nothing goes behind the last word, which may be the failure of another sequence."""
+        if self.done.done():
+            return
         self.silent = self._quiet = False
         if self._pending:
             self._pending += events

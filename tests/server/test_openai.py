@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
 
-from forerun.router.request import Failure
+from forerun.router.request import Failure, Run, Sequence
 from forerun.server.chat import shortened
 from forerun.server.openai_schema import ChatRequest
 from forerun.server.template import ChatTemplates
@@ -399,6 +400,26 @@ async def test_failures_before_and_after_the_first_token(path: str, body: dict[s
         has(front)
         *_, last = await chunks(front, path, {**body, "n": 2})
         assert last["error"]["message"] == failure.message and last["error"]["http_status_code"] == 424
+        await front.settled()
+
+
+@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", ASK), ("/v1/completions", {"prompt": "x"})])
+async def test_what_other_answers_say_behind_a_failure_is_not_sent(path: str, body: dict[str, Any], before: int) -> None:
+    first: list[Sequence] = []
+
+    def one_fails(sequence: Sequence) -> Iterator[Run | Failure]:
+        first.append(sequence)
+        said = [Run([token], [-0.5], [], []) for token in ids("hello the quick")]
+        yield from [*said[:before], Failure("no", "generation", 424)] if sequence is first[0] else said
+
+    async with serve(script=one_fails) as front:
+        has(front)
+        if not before:
+            assert (await front.post(path, {**body, "n": 3, "stream": True}))[0] == 424
+            return
+        *_, last = await chunks(front, path, {**body, "n": 3})
+        assert last["error"]["http_status_code"] == 424
         await front.settled()
 
 
