@@ -15,7 +15,7 @@ LINE = 64
 
 def huge_pages(count: int) -> Tensor:
     """uint8 [count], zeroed, aligned to a huge page where the kernel has them. Memory that is never touched costs nothing."""
-    area = mmap.mmap(-1, count + HUGE)
+    area = mmap.mmap(-1, count + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory gets no huge pages
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without transparent huge pages: only slower
             area.madvise(mmap.MADV_HUGEPAGE)
