@@ -69,8 +69,12 @@ class Desk:
         return limits
 
     def enter(self, permits: int) -> Permit:
-        """Permits for this many sequences. Raises ApiError (429) when there are none, and while nothing can be generated."""
+        """Permits for this many sequences. Raises ApiError: 429 when there are none now, and while nothing can be generated; 422 when there
+        are never so many, which a client must not try again."""
         self.tokenizer()
+        limits = self._router.limits
+        if limits is not None and permits > limits.max_concurrent_requests:
+            raise errors.invalid(f"{permits} answers were asked for, this server makes {limits.max_concurrent_requests} at a time")
         try:
             return self._router.enter(permits)
         except Refused as refusal:

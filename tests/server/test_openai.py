@@ -108,7 +108,9 @@ async def test_several_answers_have_seeds_of_their_own_and_one_stream() -> None:
         assert events[-1]["usage"] == whole["usage"] and whole["usage"]["completion_tokens"] == 18
         _, alone = await front.post("/v1/chat/completions", {**body, "n": 1})
         assert alone["choices"][0]["message"]["content"] == texts[0]
-        assert (await front.post("/v1/chat/completions", {**body, "n": 9}))[0] == 429
+        front.router.inside = LIMITS.max_concurrent_requests - 2
+        assert (await front.post("/v1/chat/completions", body))[0] == 429
+        front.router.inside = 0
         await front.settled()
 
 
@@ -181,6 +183,7 @@ async def test_a_template_that_does_not_know_tools_is_told_of_them() -> None:
         ({"tools": [], "response_format": {"type": "json_object", "value": {}}}, 422, "tool_error", "mutually exclusive"),
         ({"response_format": {"type": "json_object"}}, 422, "validation", "grammar is not supported"),
         ({"n": 0}, 422, "validation", "`n` must be"),
+        ({"n": 9}, 422, "validation", "9 answers were asked for"),
         ({"top_logprobs": 21, "logprobs": True}, 422, "validation", "`top_logprobs` must be"),
         ({"temperature": -1}, 422, "validation", "`temperature`"),
         ({"top_p": 1.5}, 422, "validation", "`top_p`"),
@@ -378,6 +381,7 @@ async def test_completion_logprobs_are_of_the_older_form() -> None:
         ({"prompt": [1, 10**9]}, 422, "not in the model's vocabulary"),
         ({"prompt": [-1]}, 422, "not in the model's vocabulary"),
         ({"prompt": ["a"] * 5}, 422, "Number of prompts exceeds the maximum allowed batch size of 4"),
+        ({"prompt": ["a"] * 3, "n": 3}, 422, "9 answers were asked for, this server makes 8 at a time"),
         ({"suffix": "x"}, 422, "Suffix is not supported"),
         ({"best_of": 2}, 422, "`best_of` > `n` is not supported"),
         ({"logprobs": 9}, 422, "`top_logprobs` must be"),
