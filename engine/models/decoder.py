@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from forerun.backends.base import AttentionSpec, Backend, Ops, Pool, PoolSpec, Weight
@@ -167,7 +166,7 @@ class Decoder:
                 tapped[index] = residual
         tapped[self.layers] = x
         logits = ops.logits(ops.take(x, batch.logit_rows), stack.head, stack.logits_scale, stack.logits_softcap)
-        return Output(logits, torch.cat([tapped[tap] for tap in taps], dim=1) if taps else None)
+        return Output(logits, ops.concat([tapped[tap] for tap in taps]) if taps else None)
 
     def join(self, x: Tensor, after: Tensor | None, residual: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
         """Adds a block's result to the residual stream: (what the next block reads, the stream)."""

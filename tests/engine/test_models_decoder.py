@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 from forerun.backends.base import Backend
 from forerun.backends.registry import open_backend
 from forerun.engine import testmodel
+from forerun.engine.batch import Batch
 from forerun.engine.errors import StartError
 from forerun.engine.models.load import load_model
-from forerun.engine.models.model import Model
+from forerun.engine.models.model import Model, Output
 from forerun.engine.models.spec import FAMILIES
 from forerun.messages import Start
 from tests.engine.paging import Feeder, random_sequences
@@ -115,6 +116,28 @@ def test_taps_are_hidden_states_behind_the_layers(case: str, folders: Any, backe
         states = hidden_states(reference, sequence)
         want = torch.cat([states[tap] for tap in taps], dim=1)
         assert (torch.cat(parts) - want).abs().max().item() < 1e-4
+
+
+def test_a_tapped_forward_is_recorded(folders: Any, backend: Backend) -> None:
+    """Taps are no reason to run a step op by op; a replay has the bits of the function."""
+    if not backend.caps.graphs:
+        pytest.skip("no native kernels here")
+    model = load(folders("llama")[0], backend)
+    feeder = Feeder(model, backend, random_sequences(model.vocab, (20, 9)))
+    calls = 0
+
+    def forward(batch: Batch) -> Output:
+        nonlocal calls
+        calls += 1
+        return model.forward(batch, feeder.pool, (0, model.layers, 0))
+
+    captured = backend.capture(forward, None)
+    for shares in ({0: 5}, {0: 7, 1: 2}, {1: 1}):
+        batch = feeder.batch(shares)
+        plain, replay = model.forward(batch, feeder.pool, (0, model.layers, 0)), captured(batch)
+        assert torch.equal(replay.taps, plain.taps) and torch.equal(replay.logits, plain.logits)
+        feeder.step(shares)
+    assert calls == 1
 
 
 def hidden_states(reference: Any, sequence: list[int]) -> dict[int, torch.Tensor]:
