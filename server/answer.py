@@ -16,31 +16,35 @@ from forerun.messages import SamplingParams
 from forerun.router.request import Failure, Run
 from forerun.server import errors
 from forerun.server.pace import Pace
-from forerun.server.schema import BestOfSequence, Details, FinishReason, GenerateResponse, PrefillToken, Token
+from forerun.server.schema import BestOfSequence, Details, FinishReason, GenerateResponse, Origin, PrefillToken, Token
 from forerun.server.transcript import Transcript
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Form:
-    """What of an answer the client wants to see. `prefix` comes before the generated text; `prompt`: also the prompt's tokens."""
+    """What of an answer the client wants to see. `prefix` comes before the generated text; `prompt`: also the prompt's tokens;
+    `origins`: how each token came about."""
 
     prefix: str
     details: bool
     prompt: bool
     input_length: int
+    origins: bool = False
 
 
 class Collector:
     """Keeps what one sequence says. `done` has no result but an ApiError if it failed."""
 
-    def __init__(self, transcript: Transcript, pace: Pace, params: SamplingParams, keep: bool) -> None:
+    def __init__(self, transcript: Transcript, pace: Pace, params: SamplingParams, keep: bool, origins: bool = False) -> None:
         self.transcript = transcript
         self.params = params
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.listed: list[Token] = []
         self.top: list[list[Token]] = []
+        self.origins: list[Origin] = []
         self._pace = pace
         self._keep = keep
+        self._told = origins
         self._logprobs = 0.0
 
     def tokens(self, run: Run) -> bool:
@@ -51,6 +55,8 @@ class Collector:
         if self._keep:
             self.listed += said
             self.top += map(self.transcript.alternatives, run.top[: len(said)])
+            if self._told:
+                self.origins += [self.transcript.origin(place, run) for place in range(len(said))]
         self._logprobs += sum(token.logprob or 0.0 for token in said)
         if self.transcript.finish and not self.done.done():
             self.done.set_result(None)
@@ -102,6 +108,7 @@ def response(collectors: Sequence[Collector], chosen: int, form: Form, prefill: 
             best_of_sequences=others or UNSET,
             top_tokens=winner.top or UNSET,
             speculation=winner.transcript.speculation(),
+            origins=winner.origins if form.origins else UNSET,
         ),
     )
 

@@ -94,7 +94,7 @@ class Native:
         if index:  # the prompt is the same for all, so the first alone reports on it
             params = msgspec.structs.replace(params, seed=derived_seed(params.seed, index), prompt_logprobs=False)
         transcript = self._desk.transcript(request, parameters.stop, params)
-        return Collector(transcript, self._desk.pace(request), params, keep=form.details)
+        return Collector(transcript, self._desk.pace(request), params, form.details, form.origins)
 
     @contextlib.contextmanager
     def _submitted(self, request: asked.Request, collectors: Sequence[Collector]) -> Iterator[list[asked.Sequence]]:
@@ -142,7 +142,8 @@ def _form(body: GenerateRequest, request: asked.Request, full_text: bool) -> For
     parameters = parameters_of(body)
     repeat = full_text if parameters.return_full_text is None else parameters.return_full_text
     details = parameters.details or parameters.decoder_input_details
-    return Form(body.inputs if repeat else "", details, parameters.decoder_input_details, len(request.tokens))
+    prefix = body.inputs if repeat else ""
+    return Form(prefix, details, parameters.decoder_input_details, len(request.tokens), parameters.origins)
 
 
 def _json(value: Any, headers: dict[str, str] | None = None) -> web.Response:

@@ -106,7 +106,7 @@ class OpenAI:
                         ),
                         len(prompt.text),
                     )
-                voices = [ChatVoice(head, job.index, prompt.reader(), vocabulary, logprobs) for job in jobs]
+                voices = [ChatVoice(head, job.index, prompt.reader(), vocabulary, logprobs, body.origins) for job in jobs]
                 response = await self._stream(http, jobs, voices, Ending(head, wanted.usage, True), wanted, prompt.marks, len(prompt.text))
         await response.write_eof()
         return response

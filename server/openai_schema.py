@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from forerun.server.schema import I32, U32, Unsigned
+from forerun.server.schema import I32, U32, Origin, Unsigned
 
 ChatFinish = Literal["stop", "length", "tool_calls"]
 
@@ -131,6 +131,7 @@ class ChatRequest(_Sampling, kw_only=True):
     continue_final_message: Annotated[
         bool | None, Meta(description="Go on with the last message; null: when the assistant said it, as in TGI")
     ] = None
+    origins: Annotated[bool, Meta(description="Say of each streamed token in which step it came, and whether it had been guessed")] = False
     truncate: Annotated[
         Literal["refuse", "oldest", "middle"] | None, Meta(description="Which messages may be left out when the prompt is too long")
     ] = None
@@ -222,6 +223,7 @@ class ChunkChoice(Struct):
     delta: Delta
     logprobs: Logprobs | None = None
     finish_reason: ChatFinish | None = None
+    origin: Annotated[Origin | UnsetType, Meta(description="Of the token that brought this, when `origins` are asked for")] = UNSET
 
 
 class ChatChunk(Struct, tag_field="object", tag="chat.completion.chunk"):

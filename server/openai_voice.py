@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from forerun.router.request import Run
 from forerun.server import openai_schema as shape
@@ -19,7 +19,7 @@ from forerun.server.answer import Collector
 from forerun.server.errors import ApiError
 from forerun.server.openai_schema import ChatFinish, Delta, DeltaCall, MadeCall, MadeFunction, Usage
 from forerun.server.reading import Call, Reader
-from forerun.server.schema import FinishReason, Token
+from forerun.server.schema import FinishReason, Origin, Token
 from forerun.server.transcript import Transcript, Vocabulary
 
 _encode = msgspec.json.Encoder().encode
@@ -48,7 +48,8 @@ class Head:
 class ChatVoice:
     """One answer of a chat stream. A chunk a token; what may become a call or the end of a thought waits until it is clear."""
 
-    def __init__(self, head: Head, index: int, reader: Reader, vocabulary: Vocabulary, logprobs: bool) -> None:
+    def __init__(self, head: Head, index: int, reader: Reader, vocabulary: Vocabulary, logprobs: bool, origins: bool) -> None:
+        self._origins = origins
         self._head = head
         self._index = index
         self._reader = reader
@@ -69,7 +70,8 @@ class ChatVoice:
                 deltas = [Delta("assistant", "")]
             for place, delta in enumerate(deltas):
                 finish = self._finish(last) if last and place == len(deltas) - 1 else None
-                events.append(self._chunk(delta, likely if place == 0 else None, finish))
+                origin = transcript.origin(i, run) if self._origins else UNSET
+                events.append(self._chunk(delta, likely if place == 0 else None, finish, origin))
         return events
 
     def _deltas(self, text: str, last: bool) -> list[Delta]:
@@ -92,9 +94,9 @@ class ChatVoice:
     def _finish(self, reason: FinishReason) -> ChatFinish:
         return "tool_calls" if self._calls and reason != "length" else _REASONS[reason]
 
-    def _chunk(self, delta: Delta, likely: shape.Logprobs | None, finish: ChatFinish | None) -> bytes:
+    def _chunk(self, delta: Delta, likely: shape.Logprobs | None, finish: ChatFinish | None, origin: Origin | UnsetType) -> bytes:
         head = self._head
-        choice = shape.ChunkChoice(self._index, delta, likely, finish)
+        choice = shape.ChunkChoice(self._index, delta, likely, finish, origin)
         return _encode(shape.ChatChunk(head.id, head.created, head.model, head.fingerprint, [choice]))
 
 
@@ -129,7 +131,7 @@ class TextVoice:
             events.append(_encode(shape.Completion(head.id, head.created, head.model, head.fingerprint, [choice], usage)))
         return events
 
-    def _usage(self, generated: int) -> Usage | msgspec.UnsetType:
+    def _usage(self, generated: int) -> Usage | UnsetType:
         prompt = self._prompt_tokens
         return UNSET if prompt is None else Usage(prompt, generated, prompt + generated)
 

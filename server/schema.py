@@ -72,6 +72,7 @@ class GenerateParameters(Struct):
         _range("Higher goes first: each unit counts as having come 10 seconds earlier. null means 0", minimum=-100, maximum=100),
     ] = None
     deadline_ms: Annotated[U32 | None, Meta(description="Give up when the answer is not complete after so many milliseconds")] = None
+    origins: Annotated[bool, Meta(description="Say of each token in which step it came, and whether it had been guessed")] = False
 
 
 class GenerateRequest(Struct):
@@ -103,6 +104,13 @@ class SimpleToken(Struct, gc=False):
     stop: Annotated[int, Meta(description="Offset behind its last byte")]
 
 
+class Origin(Struct, gc=False):
+    """How a token came about."""
+
+    step: Annotated[int, Meta(description="1, 2, 3 …: the step of this sequence that brought it; tokens of one step came together")]
+    guessed: Annotated[bool, Meta(description="Guessed ahead and verified; else the model computed it")]
+
+
 class Speculation(Struct):
     """What guessing ahead did for one sequence."""
 
@@ -130,6 +138,7 @@ class Details(Struct):
     best_of_sequences: Annotated[list[BestOfSequence] | UnsetType, Meta(description="The other sequences of `best_of`")] = UNSET
     top_tokens: list[list[Token]] | UnsetType = UNSET
     speculation: Speculation | UnsetType = UNSET
+    origins: Annotated[list[Origin] | UnsetType, Meta(description="Of each of `tokens`, when asked for")] = UNSET
 
 
 class GenerateResponse(Struct):
@@ -153,6 +162,7 @@ class StreamResponse(Struct, gc=False):
     top_tokens: list[Token] | UnsetType = UNSET
     generated_text: Annotated[str | None, Meta(description="null on all but the last event")] = None
     details: Annotated[StreamDetails | None, Meta(description="null on all but the last event, and without `details`")] = None
+    origin: Annotated[Origin | UnsetType, Meta(description="When `origins` are asked for")] = UNSET
 
 
 class ErrorResponse(Struct):

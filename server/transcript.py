@@ -16,7 +16,7 @@ from typing import Protocol
 
 from forerun.messages import SamplingParams
 from forerun.router.request import Run
-from forerun.server.schema import FinishReason, PrefillToken, Speculation, Token
+from forerun.server.schema import FinishReason, Origin, PrefillToken, Speculation, Token
 
 _single = struct.Struct("<f").pack
 _USUAL = [10.0**exponent for exponent in range(-6, 4)]
@@ -102,6 +102,10 @@ class Transcript:
         """The most likely tokens at one place, as they are shown."""
         vocabulary = self._vocabulary
         return [Token(other, vocabulary.token_text(other), shortest(logprob), vocabulary.is_special(other)) for other, logprob in top]
+
+    def origin(self, index: int, run: Run) -> Origin:
+        """Of the index-th token of the run that was heard last: accepted guesses come first, then what the model picked behind them."""
+        return Origin(self.steps, index < run.accepted)
 
     def speculation(self) -> Speculation:
         return Speculation(self.drafted, self.accepted, self.steps)

@@ -30,6 +30,8 @@ class NativeVoice:
             event = StreamResponse(self._index, token)
             if run.top:
                 event.top_tokens = transcript.alternatives(run.top[i])
+            if self._form.origins:
+                event.origin = transcript.origin(i, run)
             if finish and token is said[-1]:
                 event.generated_text = self._form.prefix + transcript.text()
                 event.details = self._details(transcript) if self._form.details else None

@@ -434,3 +434,12 @@ async def test_the_list_of_models() -> None:
         assert json.loads((await front.get("/v1/models/tiny"))[1]) == listed["data"][0]
         assert (await front.get("/v1/models/other"))[0].status == 404
         assert (await front.get("/v1/embeddings"))[0].status == 404
+
+
+async def test_a_chat_stream_tells_where_tokens_come_from_if_asked() -> None:
+    async with serve(script=runs(ids("a"), ids("bcd"))) as front:
+        has(front)
+        asked = {**ASK, "max_tokens": 4}
+        told = [event["choices"][0]["origin"] for event in await chunks(front, "/v1/chat/completions", {**asked, "origins": True})]
+        assert [(one["step"], one["guessed"]) for one in told] == [(1, False), (2, True), (2, True), (2, False)]
+        assert not any("origin" in event["choices"][0] for event in await chunks(front, "/v1/chat/completions", asked))

@@ -320,3 +320,27 @@ async def test_http_1_0_gets_the_events_without_chunks() -> None:
         assert b"200 OK" in head and b"chunked" not in head.lower()
         assert len(parse(body)) == 2
         writer.close()
+
+
+GUESSED = [(1, False), (2, True), (2, True), (2, False), (3, True), (3, True)]
+"""step and whether it was guessed, of six of the tokens below: `runs` says that all but the last of a step were guesses that held"""
+
+
+def origins(told: list[dict[str, Any]]) -> list[tuple[int, bool]]:
+    return [(origin["step"], origin["guessed"]) for origin in told]
+
+
+async def test_who_asks_is_told_how_each_token_came() -> None:
+    async with serve(script=runs([5], [6, 7, 8], [9, 10, 11])) as front:
+        body = {"inputs": "x", "parameters": {"max_new_tokens": 6, "details": True, "origins": True}}
+        assert origins([event["origin"] for event in await front.events("/generate_stream", body)]) == GUESSED
+        _, whole = await front.post("/generate", body)
+        assert origins(whole["details"]["origins"]) == GUESSED
+        assert whole["details"]["speculation"]["steps"] == GUESSED[-1][0]
+
+
+async def test_who_does_not_ask_sees_nothing_of_it() -> None:
+    async with serve(script=runs([5], [6, 7, 8])) as front:
+        body = {"inputs": "x", "parameters": {"max_new_tokens": 4, "details": True}}
+        assert b"origin" not in (await front.raw("/generate_stream", body))[1]
+        assert b"origin" not in (await front.raw("/generate", body))[1]
