@@ -135,7 +135,7 @@ async def test_the_port_answers_while_loading_and_a_signal_ends_the_load(folder:
         before = time.monotonic()
         kill(server.pid, number)
         assert await server.exit_code() == 0
-        assert time.monotonic() - before < 3
+        assert time.monotonic() - before < 10
         assert is_gone(worker)
 
 
@@ -146,7 +146,7 @@ async def test_an_idle_server_stops_at_once(folder: Path) -> None:
             before = time.monotonic()
             kill(server.pid, signal.SIGINT)
             assert await server.exit_code() == 0
-            assert time.monotonic() - before < 3
+            assert time.monotonic() - before < 10
 
 
 async def test_the_front_is_small_and_has_no_tensor_library(folder: Path) -> None:

@@ -261,7 +261,7 @@ async def test_draining_waits_for_permits_and_ends_the_rest_when_time_is_up() ->
         before = time.monotonic()
         asyncio.get_running_loop().call_later(0.3, permit.leave)
         await router.drain(10)
-        assert 0.2 < time.monotonic() - before < 3
+        assert 0.2 < time.monotonic() - before < 8
         router.inject(Inject("slow", 0.01))
         stream = Collector()
         router.submit(request([1], 100_000), stream)

@@ -82,7 +82,7 @@ async def test_a_megabyte_leaves_the_loop_responsive(byte_level: Tokenizer, call
         gaps.append(now - last)
         last = now
     assert len(gaps) > 20, "the loop stood still (or the text is too short to tell)"
-    assert sorted(gaps)[int(len(gaps) * 0.95)] < 0.1
+    assert sorted(gaps)[int(len(gaps) * 0.95)] < 0.3
 
 
 async def test_short_texts_pass_a_queue_of_long_ones(byte_level: Tokenizer) -> None:
