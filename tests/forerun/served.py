@@ -73,7 +73,7 @@ class Served:
         return next(pid for pid in self.workers() if pid != but_not)
 
     async def _address(self, pattern: re.Pattern[str]) -> str:
-        await until(lambda: pattern.search(self.log()) or self.process.poll() is not None, 30)
+        await until(lambda: pattern.search(self.log()) or self.process.poll() is not None, 90)
         found = pattern.search(self.log())
         assert found, self.log()
         return found.group(1)

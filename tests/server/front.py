@@ -180,7 +180,7 @@ class Front:
         await until(lambda: not self.router.running and not self.router.inside)
 
 
-async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - the conditions are the router's, which signals nothing
             await asyncio.sleep(0.005)
