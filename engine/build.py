@@ -120,7 +120,8 @@ def plan_memory(start: Start, backend: Backend, model: Model, needs: Needs) -> S
     step_tokens = min(start.max_step_tokens or STEP_TOKENS, start.max_rows * longest)
     step_nodes = min(start.max_rows * nodes, max(STEP_NODES, nodes))
     verified = start.max_rows + step_nodes
-    activations = 4 * ((step_tokens + verified) * model.width * ROW_COPIES + 2 * (verified + PROMPT_ROWS) * model.vocab)
+    width = model.width + 2 * len(needs.layers) * model.hidden  # what is tapped stays until it is joined
+    activations = 4 * ((step_tokens + verified) * width * ROW_COPIES + 2 * (verified + PROMPT_ROWS) * model.vocab)
     activations += needs.work_bytes
     free, _ = backend.memory()
     left = max(0, free - activations - HEAD_ROOM)

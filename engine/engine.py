@@ -101,9 +101,8 @@ class Engine:
         rest, share.known = share.known - count, count
         output = self._forward([share])
         self._score_prompt(share, output.logits)
-        fed = self._fed(share)
         share.row.computed += count
-        self._tell([share], output, [(fed, None, [])])
+        self._tell([share], output, [()])
         share.known = rest
 
     def _score_prompt(self, share: Share, logits: Tensor) -> None:
@@ -118,14 +117,13 @@ class Engine:
         """Choose, walk, commit; one Emit for each row that has something to say."""
         asks, firsts = self._asks(shares, output.logits)
         choices = self._sampler.choose(output.logits, asks) if asks else []
-        told: list[tuple[list[int], int | None, list[int]]] = []
+        told: list[Sequence[int]] = []
         kept: tuple[list[int], list[int], list[int]] = ([], [], [])
         for share, first in zip(shares, firsts):
             row = share.row
-            fed = self._fed(share)
             if not share.ends:
                 row.computed += share.known
-                told.append((fed, None, []))
+                told.append(())
                 if share.prompt_logprobs:
                     emits.append(Emit(row.number, prompt_logprobs=share.prompt_logprobs))
                 continue
@@ -136,7 +134,7 @@ class Engine:
             share.accepted = used
             self._keep(share, used, kept)
             emits.append(emit)
-            told.append((fed + emit.tokens[: len(used)], emit.tokens[-1] if len(emit.tokens) > len(used) else None, used))
+            told.append(used)
         self._move(kept)
         self._tell(shares, output, told)
         self._leave(shares, emits)
@@ -205,29 +203,22 @@ class Engine:
             move = self._backend.ops.keep_kv
             move(self._pool, torch.from_numpy(slots(rows, source)).to(device), torch.from_numpy(slots(rows, target)).to(device))
 
-    def _fed(self, share: Share) -> list[int]:
-        """The share's known tokens, if anybody wants to hear of them."""
-        row = share.row
-        return row.tokens[row.computed : row.computed + share.known] if self._speculator.hears_all else []
-
-    def _tell(self, shares: Sequence[Share], output: Output, told: Sequence[tuple[list[int], int | None, list[int]]]) -> None:
-        """Tell a drafter that hears all what became true, with the features of the rows that it became true at."""
+    def _tell(self, shares: Sequence[Share], output: Output, used: Sequence[Sequence[int]]) -> None:
+        """Tell a drafter that hears all what became true, with the features of the rows that it became true at. `used`: the accepted
+        nodes of each share. A row is told from where it was left off: what a prefix hit brought along is told with the first chunk."""
         if not self._speculator.hears_all:
             return
-        starts = list(accumulate((share.known + share.draft.count for share in shares), initial=0))
-        features = None
+        features: list[Tensor] | None = None
         if output.taps is not None:
-            taps = output.taps
-            features = [
-                taps[[*range(at, at + share.known), *(at + share.known + node for node in used)]]
-                for share, at, (_, _, used) in zip(shares, starts, told)
-            ]
+            starts = accumulate((share.known + share.draft.count for share in shares), initial=0)
+            features = [_rows(output.taps, at, share.known, path) for share, at, path in zip(shares, starts, used)]
         rows: list[Row] = [share.row for share in shares]
-        begin = [row.computed - len(tokens) for row, (tokens, _, _) in zip(rows, told)]
-        tokens, last = [tokens for tokens, _, _ in told], [last for _, last, _ in told]
+        start = [row.heard for row in rows]
+        tokens = [row.tokens[row.heard : row.computed] for row in rows]
+        newest = [row.tokens[-1] if row.computed == len(row.tokens) - 1 else None for row in rows]
         prompt, scope = [row.params.prompt_tokens for row in rows], [row.scope for row in rows]
         params = [self._speculator.told(row) for row in rows]
-        commit = Commit([row.number for row in rows], begin, tokens, last, features, prompt, scope, params)
+        commit = Commit([row.number for row in rows], start, tokens, newest, features, prompt, scope, params)
         self._speculator.absorb(commit, rows)
 
     def _leave(self, shares: Sequence[Share], emits: Sequence[Emit]) -> None:
@@ -235,6 +226,15 @@ class Engine:
         if ended:
             gone = [row for number in ended if (row := self._rows.end(number)) is not None]
             self._speculator.forget(gone)
+
+
+def _rows(taps: Tensor, first: int, known: int, path: Sequence[int]) -> Tensor:
+    """Features of a share whose rows begin at `first`: of its known rows and of the accepted nodes behind them; a view where these lie side
+    by side."""
+    last = first + known
+    if not path or path[-1] < len(path):
+        return taps[first : last + len(path)]
+    return taps[[*range(first, last), *(last + node for node in path)]]
 
 
 def _micros(start: float, end: float) -> int:

@@ -148,9 +148,11 @@ def _fits(draft: Draft, room: Room) -> bool:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Commit:
     """What became true in a step, for several rows at once. For row r: `tokens[r]` are the ids at positions start[r] …, the
-    fed ones (prompt chunk or root, then accepted guesses); `next[r]` is the newest id (the pick), or None inside a prefill chunk.
-    `features[r]`: hidden states the drafter declared, [len(tokens[r]), taps · hidden], or None. `prompt[r]`: how many of the row's tokens
-    are the client's, for drafters that tell answers from prompts. `scope[r]`: rows of equal scope may profit from each other's answers.
+    fed ones (prompt chunk or root, then accepted guesses); `next[r]` is the newest id (as a rule the pick), None inside a prefill chunk.
+    Nothing is told twice and nothing is left out; `start[r]` = 0 begins a row anew. `features[r]`: hidden states of the layers the
+    drafter declared, [f, taps · hidden], of the last f of these tokens: of all, except where a prefix was found computed; None without
+    layers. They may be views of a whole step's, so what is kept for long is copied. `prompt[r]`: how many of the row's tokens are the
+    client's, for drafters that tell answers from prompts. `scope[r]`: rows of equal scope may profit from each other's answers.
     `params[r]`: how the row's tokens are chosen, for drafters that throw the same dice; None = greedily."""
 
     rows: list[int]
@@ -191,7 +193,8 @@ def _nowhere(place: Place) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Needs:
-    """What a drafter declares; nobody asks what class it is. `layers`: target layers whose hidden states it taps. `pools`: KV pools of its
+    """What a drafter declares; nobody asks what class it is. `layers`: target layers whose hidden states it taps: −1 = what the first
+    layer reads, i = the residual stream behind decoder layer i (from 0), `model.layers` = behind the final norm. `pools`: KV pools of its
     own, which have a slot for each of the target's. `most`: most nodes it can propose for a row. `lazy`: it may skip rows while
     speculation is off and catch up later from `absorb`ed tokens alone. `weight_bytes`: what it has loaded; `work_bytes`: what its forwards
     take beside their pools. `attach`: called once, with as many pools, before anything is absorbed."""

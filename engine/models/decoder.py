@@ -20,7 +20,7 @@ from torch import Tensor
 
 from forerun.backends.base import AttentionSpec, Backend, Ops, Pool, PoolSpec, Weight
 from forerun.engine.batch import Batch
-from forerun.engine.models.model import Output
+from forerun.engine.models.model import Output, Shared
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -152,10 +152,9 @@ class Decoder:
         self.facts = facts
 
     def forward(self, batch: Batch, pool: Pool, taps: tuple[int, ...] = ()) -> Output:
-        """Tap i (0 … layers−1) is the residual stream behind decoder layer i; tap `layers` is the final norm of the last."""
         ops, stack = self.ops, self.stack
-        tapped: dict[int, Tensor] = {}
         residual = ops.embed(stack.table, batch.tokens, stack.embed_scale)
+        tapped = {-1: residual} if -1 in taps else {}
         x = residual if stack.first is None else ops.norm(residual, stack.first, stack.eps)
         for index, layer in enumerate(stack.layers):
             x = layer.attention(ops, x, batch, pool, index)
@@ -167,6 +166,11 @@ class Decoder:
         tapped[self.layers] = x
         logits = ops.logits(ops.take(x, batch.logit_rows), stack.head, stack.logits_scale, stack.logits_softcap)
         return Output(logits, ops.concat([tapped[tap] for tap in taps]) if taps else None)
+
+    def shared(self) -> Shared:
+        stack = self.stack
+        norm, scales = stack.layers[-1].before_next, (stack.logits_scale, stack.logits_softcap)
+        return Shared(stack.table, stack.embed_scale, stack.head, None, *scales, norm, stack.eps)
 
     def join(self, x: Tensor, after: Tensor | None, residual: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
         """Adds a block's result to the residual stream: (what the next block reads, the stream)."""

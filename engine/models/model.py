@@ -1,4 +1,4 @@
-"""What the engine asks of a target model: one forward over flat rows."""
+"""What the engine asks of a target model: one forward over flat rows; and what a drafter may share of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from forerun.backends.base import Pool, PoolSpec
+from forerun.backends.base import Ops, Pool, PoolSpec, Weight
 from forerun.engine.batch import Batch
 
 
@@ -17,6 +17,32 @@ class Output:
 
     logits: Tensor
     taps: Tensor | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shared:
+    """The target's two ends, as a drafter may use them without a copy. `table`: [V, H] in the weight type, times `embed_scale`. `head`:
+    [V, H] packed, which reads the final norm's result. `norm`: the weight of the final norm (RMSNorm with `eps`), float32 [H]; None where
+    it is not known."""
+
+    table: Tensor
+    embed_scale: float
+    head: Weight
+    bias: Tensor | None = None
+    logits_scale: float = 1.0
+    logits_softcap: float = 0.0
+    norm: Tensor | None = None
+    eps: float = 1e-6
+
+    def embed(self, ops: Ops, tokens: Tensor) -> Tensor:
+        """int32 [n] → float32 [n, H]."""
+        return ops.embed(self.table, tokens, self.embed_scale)
+
+    def logits(self, ops: Ops, x: Tensor) -> Tensor:
+        """x [m, H], normed as by the target's final norm → float32 [m, V]."""
+        if self.bias is not None:
+            return ops.matmul(x, self.head, self.bias)
+        return ops.logits(x, self.head, self.logits_scale, self.logits_softcap)
 
 
 class Model(Protocol):
@@ -35,5 +61,10 @@ class Model(Protocol):
     facts: dict[str, str]
 
     def forward(self, batch: Batch, pool: Pool, taps: tuple[int, ...] = ()) -> Output:
-        """Writes the rows' KV into their slots and returns the logits of the rows that need them."""
+        """Writes the rows' KV into their slots and returns the logits of the rows that need them. Tap i (0 … layers−1) is the residual
+        stream behind decoder layer i, tap −1 what the first layer reads, tap `layers` the final norm's result."""
+        ...
+
+    def shared(self) -> Shared:
+        """StartError (with its cure) where the two ends cannot be shared."""
         ...

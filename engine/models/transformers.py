@@ -32,7 +32,8 @@ from forerun.backends.base import AttentionSpec, Backend, Ops, Pool, PoolSpec, W
 from forerun.engine.batch import Batch
 from forerun.engine.errors import StartError
 from forerun.engine.models.assemble import FORMATS, Progress
-from forerun.engine.models.model import Output
+from forerun.engine.models.ends import share_ends
+from forerun.engine.models.model import Output, Shared
 
 VERIFIED = (
     "ApertusForCausalLM",
@@ -216,6 +217,8 @@ class Adapted:
         for index, layer in enumerate(self.blocks):
             layer.register_forward_hook(self.hear(index))
         self.model.base_model.register_forward_hook(self.hear(self.layers))
+        enter = self.hear(-1)
+        self.blocks[0].register_forward_pre_hook(lambda m, given, named: enter(m, (), given or named["hidden_states"]), with_kwargs=True)
 
     def hear(self, index: int) -> Callable[..., None]:
         def hook(module: nn.Module, given: Any, result: Any) -> None:
@@ -242,6 +245,9 @@ class Adapted:
         # A guess may stand behind the last position that a sequence can reach; it is never kept, so its position may be any.
         logits = self.run(batch.tokens, batch.positions.clamp(max=self.max_tokens - 1), batch.logit_rows)
         return Output(logits, torch.cat([self.states[tap] for tap in taps], dim=1) if taps else None)
+
+    def shared(self) -> Shared:
+        return share_ends(self, self.bridge.ops)
 
 
 def load_transformers(

@@ -82,7 +82,7 @@ class Script:
             told += commit.tokens[i]
             self.newest[row] = commit.next[i]
             if commit.features is not None:
-                assert commit.features[i].shape[0] == len(commit.tokens[i])
+                assert commit.features[i].shape[0] <= len(commit.tokens[i])
                 self.features.setdefault(row, []).append(commit.features[i])
 
     def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:

@@ -14,7 +14,7 @@ from forerun.engine.batch import Batch
 from forerun.engine.drafters.draft import Draft, Drafter, Place, Silent
 from forerun.engine.drafters.speculator import Speculator
 from forerun.engine.engine import Engine
-from forerun.engine.models.model import Output
+from forerun.engine.models.model import Output, Shared
 from forerun.engine.rows import RowTable
 from forerun.engine.sampler import Sampler
 from forerun.messages import Admit, Emit, Feed, Ready, SamplingParams, StepPlan
@@ -54,15 +54,19 @@ class TinyModel:
         ops, spec = self.ops, self.spec
         residual = ops.embed(self.table, batch.tokens)
         x = ops.norm(residual, self.ones, 1e-5)
-        tapped = []
+        tapped = {-1: residual}
         for layer, (qkv_weight, out, gate_up, down) in enumerate(self.blocks):
-            if layer in taps:
-                tapped.append(residual)
             qkv = ops.rope(ops.matmul(x, qkv_weight), batch.positions, self.cos, self.sin, spec)
             ops.write_kv(qkv, pool, layer, batch.slots, spec)
             x, residual = ops.add_norm(ops.matmul(ops.attention(qkv, pool, layer, batch, spec), out), residual, self.ones, 1e-5)
             x, residual = ops.add_norm(ops.matmul(ops.gate(ops.matmul(x, gate_up), "silu"), down), residual, self.ones, 1e-5)
-        return Output(ops.logits(ops.take(x, batch.logit_rows), self.head), torch.cat(tapped, 1) if tapped else None)
+            tapped[layer] = residual
+        tapped[self.layers] = x
+        logits = ops.logits(ops.take(x, batch.logit_rows), self.head)
+        return Output(logits, ops.concat([tapped[tap] for tap in taps]) if taps else None)
+
+    def shared(self) -> Shared:
+        return Shared(self.table, 1.0, self.head, norm=self.ones, eps=1e-5)
 
 
 class Watched:
