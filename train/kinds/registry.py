@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,19 +19,23 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from forerun.train.shards import Record
+from forerun.train.taps import Taps
 
 KINDS = {
+    "eagle3": "forerun.train.kinds.eagle3:Eagle3",
     "model": "forerun.train.kinds.model:ModelDraft",
 }
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
-    """What every kind may want to know. `target`: the target's folder; `text`: what there is to learn from."""
+    """What every kind may want to know. `target`: the target's folder; `text`: what there is to learn from; `taps`: opens the target as a
+    reader that gives the hidden states of these layers, for kinds that need them."""
 
     target: Path
     text: Sequence[Record]
     seed: int
+    taps: Callable[[Sequence[int]], Taps]
 
 
 class Draft(Protocol):

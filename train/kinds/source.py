@@ -1,0 +1,133 @@
+"""The target as the heads see it: its sizes, and the weights that a head begins with or shares.
+
+A head that starts from the target's own last layer, embedding and output head has to learn the difference only. Where the target has no
+tensor of that name and shape, the head keeps its random start.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from forerun.engine.weights import Checkpoint, open_checkpoint
+from forerun.train.kinds.model import embedding
+from forerun.train.shards import Record
+from forerun.train.vocabulary import Vocabulary, choose
+
+HEADS = ("lm_head.weight", "output.weight", "embed_out.weight")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Source:
+    """Sizes of the target in `folder`, from its config."""
+
+    folder: Path
+    config: dict[str, Any]
+    checkpoint: Checkpoint
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    eps: float
+    theta: float
+    reach: int
+
+    @classmethod
+    def open(cls, folder: Path) -> Source:
+        """ValueError for a target whose config does not name its sizes as Llama's does."""
+        whole = json.loads((folder / "config.json").read_text())
+        config = whole.get("text_config", whole)
+        try:
+            hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+            layers, inner = int(config["num_hidden_layers"]), int(config["intermediate_size"])
+        except KeyError as missing:
+            cure = "heads can be trained for targets of Llama's kind, use --kind model"
+            raise ValueError(f"{folder}: config.json has no {missing}; {cure}") from missing
+        rope = config.get("rope_parameters") or {}
+        return cls(
+            folder,
+            config,
+            open_checkpoint(folder),
+            hidden,
+            layers,
+            heads,
+            int(config.get("num_key_value_heads") or heads),
+            int(config.get("head_dim") or hidden // heads),
+            inner,
+            float(config.get("rms_norm_eps", 1e-5)),
+            float(config.get("rope_theta") or rope.get("rope_theta", 10000.0)),
+            int(config.get("max_position_embeddings", 4096)),
+        )
+
+    def embedding(self) -> Tensor:
+        """float32 [V, hidden]."""
+        return embedding(self.folder)
+
+    def head(self) -> Tensor:
+        """float32 [V, hidden]: the output head, which may be the embedding."""
+        names = self.checkpoint.names()
+        found = next((name for name in HEADS if name in names), None)
+        return self.embedding() if found is None else self.checkpoint.read(found).float()
+
+    def begin(self, parameter: Tensor, name: str) -> None:
+        """The parameter starts as the target's tensor of this name, if there is one of its shape."""
+        if name in self.checkpoint.names() and self.checkpoint.shape(name) == tuple(parameter.shape):
+            with torch.no_grad():
+                parameter.copy_(self.checkpoint.read(name))
+
+    def begin_layer(self, layer: nn.Module) -> None:
+        """A decoder layer of Llama's names starts as the target's last."""
+        for name, parameter in layer.named_parameters():
+            self.begin(parameter, f"model.layers.{self.layers - 1}.{name}")
+
+    def sizes(self) -> dict[str, Any]:
+        """What every head's config.json says of a layer."""
+        ids = {name: self.config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in self.config}
+        return {
+            "model_type": "llama",
+            "hidden_size": self.hidden,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "rms_norm_eps": self.eps,
+            "rope_theta": self.theta,
+            "max_position_embeddings": self.reach,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+        } | ids
+
+
+def frequent(folder: Path, text: list[Record], vocab: int, size: int) -> Vocabulary:
+    """The `size` tokens that the target writes most, special ones included; all others are unknown."""
+    whole = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    return choose(text, whole, None, vocab, size + 1)
+
+
+def to_draft(vocabulary: Vocabulary) -> Tensor:
+    """int64 [vocab]: the draft id of each target id, −1 = none."""
+    ids = torch.full((vocabulary.vocab,), -1, dtype=torch.int64)
+    ids[torch.from_numpy(vocabulary.kept)] = torch.arange(len(vocabulary.kept))
+    return ids
+
+
+def facts(net: nn.Module, speculator: str, vocabulary: int, covers: float) -> dict[str, Any]:
+    """For the report."""
+    parameters = sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad)
+    return {"speculator": speculator, "parameters": parameters, "vocabulary": vocabulary, "vocabulary_covers": round(covers, 4)}
+
+
+def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """config.json and model.safetensors; floating tensors in bfloat16, others as they are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stored = {name: value.detach().to(torch.bfloat16) if value.is_floating_point() else value for name, value in tensors.items()}
+    save_file({name: value.contiguous() for name, value in stored.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
