@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from forerun.server.openai_schema import OpenAIErrorResponse
 from forerun.server.schema import ErrorResponse
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -50,7 +51,8 @@ def inference(
     path: str, name: str, handler: Handler, summary: str, body: type, *, answer: Any = None, event: type | None = None
 ) -> Operation:
     """A route that generates: a POST under the API key, with the errors they all have."""
-    return Operation("POST", path, name, handler, summary, body, answer, event, errors=_GENERATION_ERRORS)
+    error = OpenAIErrorResponse if path.startswith("/v1/") else ErrorResponse
+    return Operation("POST", path, name, handler, summary, body, answer, event, errors=_GENERATION_ERRORS, error=error)
 
 
 def document(operations: Sequence[Operation], *, title: str, version: str, secured: bool) -> bytes:

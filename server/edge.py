@@ -42,14 +42,14 @@ class Edge:
         except ApiError as error:
             say = _log.error if error.status in (424, 500) else _log.debug
             say(error.message, request_id=request[identity.REQUEST_ID], error_type=error.kind, status=error.status, path=request.path)
-            return _answer(error)
+            return _answer(request, error)
         except web.HTTPException as error:
-            return _answer(_translated(request, error))
+            return _answer(request, _translated(request, error))
         except (asyncio.CancelledError, ConnectionError):
             raise
         except Exception:
             _log.exception("Internal error", request_id=request[identity.REQUEST_ID], path=request.path)
-            return _answer(ApiError(500, "Internal server error; the server's log tells more", "internal"))
+            return _answer(request, ApiError(500, "Internal server error; the server's log tells more", "internal"))
 
     async def sign(self, http: web.Request, response: web.StreamResponse) -> None:
         """Signal before the headers go out."""
@@ -78,8 +78,9 @@ class Edge:
         return web.Response(headers={"access-control-allow-methods": "GET,POST", "access-control-allow-headers": wanted})
 
 
-def _answer(error: ApiError) -> web.Response:
-    return web.Response(status=error.status, body=error.body(), content_type="application/json", headers=error.headers)
+def _answer(http: web.Request, error: ApiError) -> web.Response:
+    body = error.body(openai=http.path.startswith("/v1/"))
+    return web.Response(status=error.status, body=body, content_type="application/json", headers=error.headers)
 
 
 def _translated(http: web.Request, error: web.HTTPException) -> ApiError:

@@ -145,6 +145,23 @@ class CompletionRequest(_Sampling, kw_only=True):
     best_of: Unsigned | None = None
 
 
+class ErrorObject(Struct):
+    """`http_status_code` is TGI's field of errors in streams."""
+
+    message: str
+    type: str
+    code: str
+    param: str | None
+    http_status_code: int
+
+
+class OpenAIErrorResponse(Struct):
+    """An error under /v1, as a body and as an event of a stream."""
+
+    error: ErrorObject
+    error_type: Annotated[str, Meta(description="TGI's word for it, as on the other routes")]
+
+
 class Usage(Struct):
     prompt_tokens: int
     completion_tokens: int

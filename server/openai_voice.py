@@ -146,8 +146,7 @@ class Ending:
         self.transcripts: list[Transcript] = []
 
     def error(self, error: ApiError) -> list[bytes]:
-        told = {"message": error.message, "http_status_code": error.status, "type": error.kind, "code": error.status}
-        return [_encode({"error": told}), DONE]
+        return [error.body(openai=True), DONE]
 
     def closing(self) -> list[bytes]:
         if not self._usage:

@@ -19,6 +19,8 @@ from forerun.server.schema import U64_MAX, GenerateParameters, GenerateRequest
 
 LEG = 1024
 """TGI admits a request when this many new tokens fit, however many were asked for."""
+TOO_LONG = "context_length_exceeded"
+"""the code by which OpenAI's clients know that a shorter conversation may pass"""
 MOST_PRIORITY = 100
 SMALLEST, LARGEST = 1e-6, 1e6
 """Divisors and factors of logits are kept in here, so that float32 never overflows; beyond, nothing more would change."""
@@ -113,10 +115,11 @@ def fit(input_tokens: int, p: GenerateParameters, caps: Caps, limits: Limits) ->
     leg = min(p.max_new_tokens, LEG) if p.max_new_tokens is not None else max(0, min(left, LEG))
     if input_tokens + leg > total:
         raise invalid(
-            f"`inputs` tokens + `max_new_tokens` must be <= {total}. Given: {input_tokens} `inputs` tokens and {leg} `max_new_tokens`"
+            f"`inputs` tokens + `max_new_tokens` must be <= {total}. Given: {input_tokens} `inputs` tokens and {leg} `max_new_tokens`",
+            code=TOO_LONG,
         )
     if input_tokens > limits.max_input_tokens:
-        raise invalid(f"`inputs` must have less than {limits.max_input_tokens} tokens. Given: {input_tokens}")
+        raise invalid(f"`inputs` must have less than {limits.max_input_tokens} tokens. Given: {input_tokens}", code=TOO_LONG)
     if p.decoder_input_details and input_tokens > caps.max_prompt_logprobs:
         raise invalid(f"`decoder_input_details` supports up to {caps.max_prompt_logprobs} `inputs` tokens. Given: {input_tokens}")
     if p.grammar is not None:

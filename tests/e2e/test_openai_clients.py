@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import openai
 import pytest
+import text_generation
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub import errors as hub_errors
+from text_generation import errors as tgi_errors
 
 from tests.e2e.server import Server
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*Pydantic.*")
 MESSAGES = [{"role": "user", "content": "the quick brown hello 한글 🧵"}]
 
 
@@ -71,13 +74,15 @@ def test_models(server: Server) -> None:
 
 def test_errors_have_their_classes(server: Server) -> None:
     ask = client(server)
-    with pytest.raises(openai.UnprocessableEntityError) as refused:
+    with pytest.raises(openai.UnprocessableEntityError, match="`n` must be") as refused:
         ask.chat.completions.create(model="tgi", messages=MESSAGES, n=0)
-    assert "`n` must be" in str(refused.value.body)
-    with pytest.raises(openai.UnprocessableEntityError) as refused:
+    assert (refused.value.code, refused.value.type) == ("validation", "invalid_request_error")
+    with pytest.raises(openai.UnprocessableEntityError, match="top_logprobs"):
         ask.chat.completions.create(model="tgi", messages=MESSAGES, logprobs=True, top_logprobs=99, stream=True)
-    assert "top_logprobs" in str(refused.value.body)
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.UnprocessableEntityError, match="must be <=") as refused:
+        ask.completions.create(model="tgi", prompt="x " * 4000)
+    assert refused.value.code == "context_length_exceeded" and refused.value.request_id
+    with pytest.raises(openai.NotFoundError, match="is not served"):
         ask.embeddings.create(model="tgi", input="x")
 
 
@@ -88,5 +93,15 @@ async def test_the_hubs_client_chats(server: Server) -> None:
     assert said == whole.choices[0].message.content and whole.usage.completion_tokens == 12
     again = await AsyncInferenceClient(server.url, timeout=30).chat_completion(MESSAGES, max_tokens=12, seed=3)
     assert again.choices[0].message.content == said
-    with pytest.raises(hub_errors.HfHubHTTPError, match="top_p"):
-        ask.chat_completion(MESSAGES, top_p=3)
+    for streamed in (False, True):
+        with pytest.raises(hub_errors.HfHubHTTPError, match="`top_p` must be") as refused:
+            ask.chat_completion(MESSAGES, top_p=3, stream=streamed)
+        assert refused.value.response.status_code == 422
+
+
+def test_tgis_client_finds_its_exceptions_on_both_kinds_of_routes(server: Server) -> None:
+    asked = text_generation.Client(server.url, timeout=30)
+    with pytest.raises(tgi_errors.ValidationError, match="`top_p` must be"):
+        asked.chat(messages=[text_generation.types.Message(role="user", content="x")], top_p=3)
+    with pytest.raises(tgi_errors.ValidationError, match="must be <="):
+        asked.generate("x " * 4000)

@@ -233,7 +233,7 @@ async def test_routes_that_are_missing_say_so(path: str) -> None:
     async with serve() as front:
         status, error = await front.post(path, {"messages": [], "model": "tgi"})
         assert status == 404
-        assert path in error["error"] and "/v1/chat/completions" in error["error"]
+        assert path in error["error"]["message"] and "/v1/chat/completions" in error["error"]["message"]
 
 
 async def test_extensions_reach_the_router() -> None:

@@ -204,16 +204,29 @@ async def test_refusals(changes: dict[str, Any], status: int, kind: str, words: 
     async with serve() as front:
         has(front)
         got, error = await front.post("/v1/chat/completions", {**ASK, "max_tokens": 4, "stream": streamed, **changes})
-        assert (got, error["error_type"]) == (status, kind) and words in error["error"]
+        assert (got, error["error_type"]) == (status, kind) and words in error["error"]["message"]
         assert not front.router.submitted and not front.router.inside
 
 
 async def test_without_a_template_there_is_no_chat() -> None:
     async with serve() as front:
+        told = {"message": "Template error: template not found", "type": "invalid_request_error", "code": "template_error", "param": None}
         assert await front.post("/v1/chat/completions", ASK) == (
+            422,
+            {"error": {**told, "http_status_code": 422}, "error_type": "template_error"},
+        )
+        assert await front.post("/chat_tokenize", ASK) == (
             422,
             {"error": "Template error: template not found", "error_type": "template_error"},
         )
+
+
+async def test_too_long_a_conversation_has_openais_code() -> None:
+    async with serve() as front:
+        has(front)
+        for more in ({"messages": [{"role": "user", "content": "x" * 190}]}, {"max_tokens": 1000}):
+            _, error = await front.post("/v1/chat/completions", {**ASK, **more})
+            assert (error["error"]["code"], error["error_type"]) == ("context_length_exceeded", "validation")
 
 
 async def test_what_openais_clients_send_and_tgi_refused_is_taken() -> None:
@@ -390,7 +403,7 @@ async def test_completion_logprobs_are_of_the_older_form() -> None:
 async def test_completion_refusals(changes: dict[str, Any], status: int, words: str) -> None:
     async with serve() as front:
         got, error = await front.post("/v1/completions", {"prompt": "x", "max_tokens": 2, **changes})
-        assert got == status and words in error["error"] and not front.router.inside
+        assert got == status and words in error["error"]["message"] and not front.router.inside
 
 
 @pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", ASK), ("/v1/completions", {"prompt": "hello"})])
@@ -404,6 +417,7 @@ async def test_failures_before_and_after_the_first_token(path: str, body: dict[s
         has(front)
         *_, last = await chunks(front, path, {**body, "n": 2})
         assert last["error"]["message"] == failure.message and last["error"]["http_status_code"] == 424
+        assert last["error_type"] == "generation"
         await front.settled()
 
 
