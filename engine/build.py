@@ -23,7 +23,7 @@ from forerun.engine.engine import PROMPT_ROWS, Engine
 from forerun.engine.errors import StartError
 from forerun.engine.models.load import load_model
 from forerun.engine.models.model import Model
-from forerun.engine.profile import profiled
+from forerun.engine.profile import Profiler, Script, scratch_pages
 from forerun.engine.rejection import Rejection
 from forerun.engine.rows import RowTable
 from forerun.engine.sampler import Sampler
@@ -95,18 +95,20 @@ def assemble(start: Start, backend: Backend, model: Model, drafter: Drafter, pro
     )
     rejects = start.acceptance == "rejection"
     sampler = Sampler(backend.ops, model.vocab, start.watermark_gamma, start.watermark_delta)
-    pool = backend.pool(model.pool, sizes.pages)
+    pool = backend.pool(model.pool, sizes.pages + scratch_pages(sizes.rows, sizes.nodes, backend.caps.page_tokens))
     pools = tuple(backend.pool(spec, sizes.pages) for spec in drafter.needs.pools)
     drafter.needs.attach(Place(pools, rows.table, sizes.rows, sizes.longest))
 
-    def around(drafter: Drafter) -> Engine:
-        speculator = Speculator(drafter, model.vocab, sizes.longest, sizes.nodes, sizes.step_nodes, rejects)
-        return Engine(ready, backend, model, pool, rows, sampler, speculator, Rejection(backend.ops, sampler) if rejects else follow)
+    def speculator(drafter: Drafter) -> Speculator:
+        return Speculator(drafter, model.vocab, sizes.longest, sizes.nodes, sizes.step_nodes, rejects)
 
-    engine = around(drafter)
+    accept = Rejection(backend.ops, sampler) if rejects else follow
+    engine = Engine(ready, backend, model, pool, rows, sampler, speculator(drafter), accept)
     engine.ready = msgspec.structs.replace(ready, step_seconds=warm_up(engine, progress))
     if sizes.nodes:
-        engine.ready = profiled(engine.ready, start, around, progress)
+        profiler = Profiler(engine.beside(speculator(Script(sizes.nodes))), start, progress)
+        engine.ready = msgspec.structs.replace(engine.ready, **msgspec.structs.asdict(profiler.look()))
+        engine.profiler = profiler
     return engine
 
 
@@ -123,8 +125,9 @@ def plan_memory(start: Start, backend: Backend, model: Model, needs: Needs) -> S
     width = model.width + 2 * len(needs.layers) * model.hidden  # what is tapped stays until it is joined
     activations = 4 * ((step_tokens + verified) * width * ROW_COPIES + 2 * (verified + PROMPT_ROWS) * model.vocab)
     activations += needs.work_bytes
+    scratch = scratch_pages(start.max_rows, nodes, size) * model.pool.position_bytes * size
     free, _ = backend.memory()
-    left = max(0, free - activations - HEAD_ROOM)
+    left = max(0, free - activations - scratch - HEAD_ROOM)
     fit, one = left // page_bytes, -(-longest // size)
     usable = max(int(fit * SHARED_PART), min(fit, one)) if backend.caps.shared_memory else fit
     asked = -(-start.max_pool_tokens // size) if start.max_pool_tokens else usable
@@ -145,7 +148,7 @@ def plan_memory(start: Start, backend: Backend, model: Model, needs: Needs) -> S
         )
     memory = {
         "weights": model.weight_bytes + needs.weight_bytes,
-        "kv": pages * page_bytes,
+        "kv": pages * page_bytes + scratch,
         "activations": activations,
         "head_room": HEAD_ROOM,
     }

@@ -15,7 +15,7 @@ from __future__ import annotations
 import array
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from forerun.messages import Admit, Emit, Feed, Finish, Inject, Ready, SamplingParams, Start, StepPlan, StepResult
@@ -101,6 +101,11 @@ class Echo:
         self._rows: dict[int, _Row] = {}
         self._pool: list[list[int]] = [[-1] * PAGE_TOKENS for _ in range(pages)]
         self._fail_at = 0
+
+    resting = False
+
+    def rest(self, wanted: Callable[[], bool]) -> None:
+        return None
 
     def step(self, plan: StepPlan) -> StepResult:
         for dropped in plan.drop:

@@ -9,6 +9,7 @@ and drafts have their own modules. Never names a device.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -24,10 +25,11 @@ from forerun.engine.drafters.choose import by_source, census
 from forerun.engine.drafters.draft import Commit
 from forerun.engine.drafters.speculator import Speculator
 from forerun.engine.models.model import Model, Output
+from forerun.engine.profile import Profiler
 from forerun.engine.rows import Row, RowTable, Share
 from forerun.engine.sampler import Ask, Choice, Sampler
 from forerun.engine.verify import Accept, follow
-from forerun.messages import Emit, Finish, Inject, Ready, StepPlan, StepResult
+from forerun.messages import Emit, Finish, Inject, Profile, Ready, StepPlan, StepResult
 
 PROMPT_ROWS = 256
 """Prompt rows whose logits may be alive at once, beside one a sequence: longer chunks of prompts whose log-probabilities are asked for are
@@ -58,6 +60,8 @@ class Engine:
         taps = speculator.needs.layers
         self._run: Callable[[Batch], Output] = backend.capture(lambda batch: model.forward(batch, pool, taps), None)
         self._fail_at = 0
+        self.profiler: Profiler | None = None
+        """who measures steps while no row is running"""
 
     def step(self, plan: StepPlan) -> StepResult:
         """Apply one plan. What concerns one row alone ends that row; an exception means that the worker cannot go on."""
@@ -83,6 +87,19 @@ class Engine:
         """`fail`: the row that next reaches `value` generated tokens ends with an error."""
         if message.kind == "fail":
             self._fail_at = int(message.value)
+
+    def beside(self, speculator: Speculator) -> Engine:
+        """Another engine out of the same parts, rows and recorded forwards included, with other guesses."""
+        other = copy.copy(self)
+        other._speculator = speculator
+        return other
+
+    @property
+    def resting(self) -> bool:
+        return self.profiler is not None and self.profiler.resting and self._rows.empty
+
+    def rest(self, wanted: Callable[[], bool]) -> Profile | None:
+        return self.profiler.rest(wanted) if self.profiler and self._rows.empty else None
 
     def _forward(self, shares: Sequence[Share]) -> Output:
         return self._run(build(shares, self._rows.table, self._backend.device))
@@ -130,6 +147,8 @@ class Engine:
             nodes = slice(first, first + 1 + share.draft.count)
             picked = choices[nodes]
             path = self._accept(share, asks[nodes], picked, output.logits) if share.draft.count else []
+            if True in share.draft.probe:
+                self._speculator.answered(row.number, share.draft, [choice.token for choice in picked[1:]])
             emit, used = self._commit(share, picked, path)
             share.accepted = used
             self._keep(share, used, kept)
@@ -183,7 +202,7 @@ class Engine:
         tokens = [choice.token for choice in new]
         logprobs = [choice.logprob for choice in new] if params.logprobs else []
         top = [choice.top for choice in new] if params.top_n else []
-        emit = Emit(row.number, tokens, logprobs, top, share.draft.count, len(used), finish, error, share.prompt_logprobs, share.expected)
+        emit = Emit(row.number, tokens, logprobs, top, share.draft.guesses, len(used), finish, error, share.prompt_logprobs, share.expected)
         row.commit(tokens, row.computed + share.known + len(used))
         return emit, used
 
@@ -218,7 +237,8 @@ class Engine:
         newest = [row.tokens[-1] if row.computed == len(row.tokens) - 1 else None for row in rows]
         prompt, scope = [row.params.prompt_tokens for row in rows], [row.scope for row in rows]
         params = [self._speculator.told(row) for row in rows]
-        commit = Commit([row.number for row in rows], start, tokens, newest, features, prompt, scope, params)
+        answers = self._speculator.answers(rows)
+        commit = Commit([row.number for row in rows], start, tokens, newest, features, prompt, scope, params, answers)
         self._speculator.absorb(commit, rows)
 
     def _leave(self, shares: Sequence[Share], emits: Sequence[Emit]) -> None:

@@ -1,12 +1,18 @@
-"""What a step costs by its rows: measured at start, remembered on disk.
+"""What a step costs by its rows: looked at roughly at start, measured while nobody asks for anything, remembered on disk.
 
 The controller in the front weighs guesses against the time they take, so the worker measures that time for every row count up to 32
 and for buckets above: steps of few rows with long guessed chains (`one row and its guesses` is what a verify step is made of). On the
 way it measures what each further row adds (`segment`), and for several lengths of context what a position adds once (`read`) and for
-every row that is scored against it (`score`). Measurements go round all counts several times, there and back, and medians are kept: a
+every row that is scored against it (`score`). All counts are gone through several times, there and back, and medians are kept: a
 machine that is busy for a moment spoils no count more than another.
 
     seconds(rows, segments, read, scored) = steps[rows] + (segments − 1) · segment + read · read(context) + scored · score(context)
+
+    start ──▶ look: a few counts, one context (half a second on a small model) ──▶ Ready with these, or with the remembered ones if they fit
+    idle  ──▶ rest: one group of steps after the other, each broken off when a plan arrives ──▶ Profile, and on disk for the next start
+
+Steps of the profile write to pages of its own, behind those that the front knows of, so that what is cached stays as it is. Made-up
+contexts lie on the front's pages, as after a hit in the prefix cache: they are read, and nothing is written there.
 """
 
 from __future__ import annotations
@@ -18,15 +24,16 @@ import logging
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from forerun import __version__
-from forerun.engine.drafters.draft import FREE, Commit, Draft, Drafter, Needs, Terms
-from forerun.engine.engine import Engine
-from forerun.messages import Admit, Feed, Ready, SamplingParams, Start, StepPlan
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Terms
+from forerun.messages import Admit, Feed, Profile, Ready, SamplingParams, Start, StepPlan, StepResult
 
 log = logging.getLogger(__name__)
 
@@ -34,17 +41,21 @@ DENSE = 32
 BUCKETS = (40, 48, 64, 96, 128, 192, 256)
 """Measured in every other pass: they take as long as all the others, and fewer steps are as large."""
 SPARSE = (1, 2, 4, 8, 16, 32, 64, 128)
-"""row counts of a model so slow that all of them would take too long"""
-LEAST_PASSES, MOST_PASSES = 3, 9
-SECONDS = 5.0
-"""no further pass is begun after so long"""
+"""row counts of a model so slow that all of them would take longer than `PATIENCE`"""
+ROUGH = ((1, 2, 4, 8, 12, 16, 32), (1, 4, 8, 16, 32), (1, 8, 16), (1, 8))
+"""row counts of the look at start: the most for which there is time"""
+PASSES, ROUGH_PASSES = 5, 3
+PATIENCE, LOOK_SECONDS = 30.0, 0.8
+"""seconds that all may take, and the look at start"""
+MOST_SECONDS, MOST_PLAIN = 0.1, 2.0
+"""Seconds, and plain steps: what is expected to take longer than both is not measured, since a request may come in the middle of it."""
 CONTEXTS = (256, 1024, 4096)
-"""tokens of the long contexts, whole pages"""
+"""tokens of the long contexts"""
+ROUGH_CONTEXT = 1024
 BESIDE, GUESSES = 4, 3
 """sequences that have them, and their guesses"""
-EMPTY: Mapping[int, int] = {}
-STEPS = 48
-"""steps after which sequences start over, so that their context stays short"""
+STEPS = 8
+"""of a group: between two admissions"""
 REPEATS = 7
 APART, MOST_SEGMENT = 8, 0.05
 """rows that are compared with as many guesses, and the most of a plain step that such a row can add"""
@@ -52,19 +63,12 @@ SAME, ALIKE = 1.6, 1.25
 """A remembered profile counts as long as its plain step is within the first factor of what a plain step takes now, and sizes of steps are
 within the second of each other's: a machine that is slower in all of them is corrected for while it runs, one that was busy while it
 was profiled is not."""
-SAMPLES = (1, 8, 16, 32)
+STALE_SECONDS = 60.0
+"""What was measured before a pause this long is measured again: the machine may be another by now."""
 
-Around = Callable[[Drafter], Engine]
-"""makes an engine with another drafter out of the same parts"""
 ReportProgress = Callable[[str, int, int], None]
-
-
-class Costs(msgspec.Struct, frozen=True):
-    """The profile, in seconds."""
-
-    steps: list[tuple[int, float]]
-    segment: float
-    contexts: list[tuple[int, float, float]]
+Wanted = Callable[[], bool]
+"""somebody waits for a step"""
 
 
 class Script:
@@ -84,184 +88,243 @@ class Script:
         return None
 
 
-def profiled(ready: Ready, start: Start, around: Around, progress: ReportProgress) -> Ready:
-    """`ready` with its costs: those that were remembered if the machine is still as fast, otherwise measured ones. Unchanged where
-    sequences are too short for a step to be measured."""
-    if ready.max_tokens < 2 * ready.max_nodes + 8:
-        return ready
-    file = _file(ready, start)
-    costs = _remembered(file, ready.step_seconds[0])
-    profile = _Profile(around(Script(ready.max_nodes)), progress)
-    if costs is None or not profile.resembles(costs):
-        costs = profile.run()
-        _remember(file, costs)
-    return msgspec.structs.replace(ready, costs=costs.steps, segment_seconds=costs.segment, contexts=costs.contexts)
+class Kind(NamedTuple):
+    """What a sample is of. `what`: "rows" (in as few sequences as can have so many), "apart" and "together" (as many sequences as rows, or
+    as few as can be), "context". `size`: rows, or tokens of context. `sequences`, `guess`, `far`: for a context, how many sequences took
+    part, the guesses of each, and whether they were those that have the context."""
+
+    what: str
+    size: int
+    sequences: int = 0
+    guess: int = 0
+    far: bool = False
+
+
+class Stepper(Protocol):
+    """What is measured: an engine whose drafter is a `Script`. Its pages from `ready.pages` on are scratch."""
+
+    @property
+    def ready(self) -> Ready: ...
+    def step(self, plan: StepPlan) -> StepResult: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Shape:
-    """A decode step: `rows` rows of the forward, in so few sequences as can have that many guesses, or one sequence for each row."""
+class _Group:
+    """Steps that are timed between one admission and the next. `contexts`: tokens of made-up context of each sequence. `steps`: what each
+    is a sample of, and the guesses of the sequences that take part, by place."""
 
-    rows: int
-    apart: bool = False
+    contexts: list[int]
+    steps: list[tuple[Kind, dict[int, int]]]
 
 
-class _Profile:
-    def __init__(self, engine: Engine, progress: ReportProgress) -> None:
-        self._engine = engine
+def scratch_pages(rows: int, nodes: int, page_tokens: int) -> int:
+    """How many pages the profile writes to, where a row may have so many guesses; none where there are no guesses."""
+    return _sequences(rows, nodes) * _own_pages(nodes, page_tokens) if nodes else 0
+
+
+def _sequences(rows: int, nodes: int) -> int:
+    return min(rows, max(2 * BESIDE, -(-DENSE // (1 + nodes))))
+
+
+def _own_pages(nodes: int, page_tokens: int) -> int:
+    """Of a sequence: its prompt of one token, one token a step, and the guesses of the last."""
+    return -(-(1 + STEPS + nodes + 1) // page_tokens)
+
+
+class Profiler:
+    """`clock`: seconds."""
+
+    def __init__(self, stepper: Stepper, start: Start, progress: ReportProgress, clock: Callable[[], float] = time.perf_counter) -> None:
+        ready = stepper.ready
+        self._ready = ready
+        self._run = stepper.step
         self._progress = progress
-        self._done = 0
-        self._total = 1
-        ready = engine.ready
+        self._clock = clock
+        self._file = _file(ready, start)
         self._segment = 1 + ready.max_nodes
-        self._rows = self._tokens = self._left = 0
-        """sequences that were admitted, tokens of their prompts, and steps that they still have room for"""
-        self._most = max(1, min(ready.rows, ready.pages // self._pages(1))) * self._segment
+        self._sequences = _sequences(ready.rows, ready.max_nodes)
+        self._own = _own_pages(ready.max_nodes, ready.page_tokens)
+        self._samples: dict[Kind, list[float]] = {}
+        self._todo: deque[_Group] = deque()
+        self._measured_at = 0.0
+        """when something was last measured"""
+        self._row_seconds = 0.0
+        """what a row costs in a step of many"""
+        self.resting = False
+        """there is something to measure in idle moments"""
 
-    def run(self) -> Costs:
-        shapes = [_Shape(rows) for rows in self._counts()]
-        self._total = LEAST_PASSES * len(shapes) + (2 + 4 * len(CONTEXTS)) * REPEATS
-        seconds = self._passes(shapes)
-        steps = [(shape.rows, seconds[shape]) for shape in shapes]
-        segment = self._apart(steps[0][1])
-        contexts = self._contexts()
-        self._progress("profiling", self._total, self._total)
-        return Costs(steps, segment, contexts)
+    def look(self) -> Profile:
+        """At start: what was remembered if the machine still is as it was then, else a rough profile. Empty where sequences are too short
+        for a step to be measured."""
+        ready = self._ready
+        if not ready.max_nodes or self._own * ready.page_tokens > ready.max_tokens + ready.max_nodes:
+            return Profile()
+        first, *others = self._passes(self._rough_counts(), ROUGH_PASSES)
+        samples = self._collect([first, *self._context(ROUGH_CONTEXT, 2), *others])
+        rough = _profile(samples)
+        remembered = _remembered(self._file, ready.step_seconds[0])
+        if remembered is not None and _alike(rough, remembered):
+            log.info("step costs: as measured before, %s", self._file)
+            return remembered
+        rows, seconds = rough.costs[-1]
+        self._row_seconds = seconds / rows
+        self.resting = True
+        return rough
 
-    def resembles(self, costs: Costs) -> bool:
-        """Whether steps of a few sizes take what a remembered profile says, up to a common factor."""
-        known = dict(costs.steps)
-        shapes = [_Shape(rows) for rows in SAMPLES if rows in known and rows <= self._most]
-        seconds = self._passes(shapes, passes=LEAST_PASSES)
-        factors = [seconds[shape] / known[shape.rows] for shape in shapes]
-        if max(factors) > ALIKE * min(factors):
-            log.info("step costs: not as they were remembered, so they are measured again")
-            return False
-        return True
+    def rest(self, wanted: Wanted) -> Profile | None:
+        """Measure a little, in a moment when no row is running; broken off between two steps when somebody `wanted` one. Returns the whole
+        profile once, when it is complete and has been written down."""
+        if not self.resting:
+            return None
+        if not self._todo or self._clock() - self._measured_at > STALE_SECONDS:
+            self._samples = {}
+            self._todo = deque(self._everything())
+        left = self._measure(self._todo.popleft(), self._samples, wanted)
+        self._measured_at = self._clock()
+        if left is not None:
+            self._todo.appendleft(left)
+        if self._todo:
+            return None
+        self.resting = False
+        profile = _profile(self._samples)
+        _remember(self._file, profile)
+        log.info("step costs: measured at %d sizes", len(profile.costs))
+        return profile
 
-    def _counts(self) -> list[int]:
-        """Which row counts are measured: all, unless that would take too long."""
-        first = self._passes([_Shape(1)], passes=2)[_Shape(1)]
+    def _rough_counts(self) -> list[int]:
+        """As many counts as there is time for, where a step of 32 rows takes four times as long as one of one row."""
+        passes = ROUGH_PASSES * self._ready.step_seconds[0]
+        return self._fitting(next((counts for counts in ROUGH if passes * sum(1 + rows / 10 for rows in counts) < LOOK_SECONDS), ROUGH[-1]))
+
+    def _everything(self) -> Iterable[_Group]:
+        plain = self._ready.step_seconds[0]
         dense = [*range(1, DENSE + 1), *BUCKETS]
-        counts = dense if first * 2 * len(dense) * LEAST_PASSES < 2 * SECONDS else list(SPARSE)
-        nodes = self._engine.ready.max_step_nodes or self._most
-        return [rows for rows in counts if rows <= self._most and rows - self._sequences(_Shape(rows)) <= nodes]
-
-    def _passes(self, shapes: Sequence[_Shape], passes: int = 0) -> dict[_Shape, float]:
-        """Median seconds of each shape with next to no context."""
-        seconds: dict[_Shape, list[float]] = {shape: [] for shape in shapes}
-        began = time.perf_counter()
-        count = 0
-        while count < (passes or MOST_PASSES):
-            if not passes and count >= self._least(began, count) and time.perf_counter() - began > SECONDS:
-                break
-            self._admit(max(self._sequences(shape) for shape in shapes), 1)
-            for shape in shapes if count % 2 == 0 else reversed(shapes):
-                if shape.rows <= DENSE or count % 2 == 0:
-                    seconds[shape].append(self._step(shape))
-            self._drop()
-            count += 1
-        return {shape: statistics.median_low(values) for shape, values in seconds.items()}
-
-    def _least(self, began: float, count: int) -> int:
-        """Passes that are made even if they take long: fewer where one alone takes longer than all should."""
-        return 1 if count and (time.perf_counter() - began) / count > SECONDS else LEAST_PASSES
-
-    def _apart(self, plain_seconds: float) -> float:
-        """What a row of its own adds over a guess. A small difference of two measurements: no more is believed of it than can be."""
-        rows = min(APART, self._most // self._segment, self._segment)
-        if rows < 2:
-            return 0.0
-        apart, together = _Shape(rows, apart=True), _Shape(rows)
-        self._admit(rows, 1)
-        seconds: dict[_Shape, list[float]] = {apart: [], together: []}
-        for _ in range(REPEATS):
-            for shape, values in seconds.items():
-                values.append(self._step(shape))
-        self._drop()
-        more = statistics.median_low(seconds[apart]) - statistics.median_low(seconds[together])
-        return min(max(0.0, more / (rows - 1)), MOST_SEGMENT * plain_seconds)
-
-    def _contexts(self) -> list[tuple[int, float, float]]:
-        """What positions of context add, at several lengths. Sequences with context and such without are stepped in turn, so that what is
-        subtracted was measured in the same weather; the context is made up, as after a hit in the prefix cache, and costs no prefill."""
-        ready = self._engine.ready
-        found: list[tuple[int, float, float]] = []
+        counts = self._fitting(dense if plain * 4 * len(dense) * PASSES < PATIENCE else SPARSE)
+        longest = max(MOST_SECONDS, MOST_PLAIN * plain)
+        yield from self._passes([rows for rows in counts if rows * self._row_seconds <= longest or rows == 1], PASSES)
+        yield from self._apart()
         for tokens in CONTEXTS:
-            count = min(BESIDE, ready.rows // 2, (ready.pages - BESIDE * self._pages(1)) // self._pages(tokens + 1))
-            if tokens + self._segment + 2 * REPEATS + 2 >= ready.max_tokens or count < 1:
+            yield from self._context(tokens, REPEATS)
+
+    def _fitting(self, counts: Iterable[int]) -> list[int]:
+        """Those of the row counts that a step can have."""
+        most = self._sequences * self._segment
+        nodes = self._ready.max_step_nodes or most
+        return [rows for rows in counts if rows <= most and rows - -(-rows // self._segment) <= nodes]
+
+    def _passes(self, counts: Sequence[int], passes: int) -> Iterable[_Group]:
+        """Steps of so many rows with next to no context."""
+        for number in range(passes):
+            wanted = [rows for rows in counts if rows <= DENSE or number % 2 == 0]
+            order = wanted if number % 2 == 0 else wanted[::-1]
+            for first in range(0, len(order), STEPS):
+                steps = [(Kind("rows", rows), self._together(rows)) for rows in order[first : first + STEPS]]
+                yield _Group([0] * max(len(guesses) for _, guesses in steps), steps)
+
+    def _together(self, rows: int) -> dict[int, int]:
+        """As few sequences as can have so many rows, each with as many guesses as it may."""
+        sequences = -(-rows // self._segment)
+        left, most = rows - sequences, self._segment - 1
+        return {place: max(0, min(most, left - place * most)) for place in range(sequences)}
+
+    def _apart(self) -> Iterable[_Group]:
+        rows = min(APART, self._sequences, self._segment)
+        if rows >= 2:
+            both = [(Kind("apart", rows), dict.fromkeys(range(rows), 0)), (Kind("together", rows), self._together(rows))]
+            for _ in range(-(-2 * REPEATS // STEPS)):
+                yield _Group([0] * rows, both * (STEPS // 2))
+
+    def _context(self, tokens: int, repeats: int) -> Iterable[_Group]:
+        """Steps of sequences with and without context in turn, so that what is subtracted was measured in the same weather."""
+        ready, size = self._ready, self._ready.page_tokens
+        tokens -= tokens % size
+        count = min(BESIDE, self._sequences // 2, ready.pages * size // max(tokens, 1))
+        guess = min(self._segment - 1, GUESSES, ready.max_step_nodes // max(count, 1) or GUESSES)
+        if not tokens or tokens + self._own * size > ready.max_tokens or count < 1 or guess < 1:
+            return
+        kinds = [
+            (Kind("context", tokens, count, guessed, far), dict.fromkeys(range(count * far, count * (1 + far)), guessed))
+            for guessed in (0, guess)
+            for far in (False, True)
+        ]
+        for _ in range(-(-len(kinds) * repeats // STEPS)):
+            yield _Group([0] * count + [tokens] * count, kinds * (STEPS // len(kinds)))
+
+    def _collect(self, groups: Sequence[_Group]) -> dict[Kind, list[float]]:
+        """The samples of the first group, and of the others as far as there is time."""
+        samples: dict[Kind, list[float]] = {}
+        began = self._clock()
+        for done, group in enumerate(groups):
+            self._progress("profiling", done, len(groups))
+            if not done or self._clock() - began < LOOK_SECONDS:
+                self._measure(group, samples, _nobody)
+        self._progress("profiling", len(groups), len(groups))
+        return samples
+
+    def _measure(self, group: _Group, samples: dict[Kind, list[float]], wanted: Wanted) -> _Group | None:
+        """Times the steps of a group. Returns what is left of it when somebody wanted something else."""
+        rows = range(len(group.contexts))
+        admits = [self._admit(row, context) for row, context in enumerate(group.contexts)]
+        self._run(StepPlan(0, admits, [Feed(row, 1) for row in rows]))
+        left = None
+        for done, (kind, guesses) in enumerate(group.steps):
+            if wanted():
+                left = _Group(group.contexts, group.steps[done:])
                 break
-            guesses = min(self._segment - 1, GUESSES, ready.max_step_nodes // count or GUESSES)
-            if not guesses:
-                break
-            plain, verify = self._with_context(tokens, count, guesses)
-            score = max(0.0, verify - plain) / (guesses * count * tokens)
-            found.append((tokens, max(0.0, plain / (count * tokens) - score), score))
-        return found
+            plan = StepPlan(0, feed=[Feed(row, 1, guess) for row, guess in guesses.items()], budget=sum(guesses.values()))
+            began = self._clock()
+            self._run(plan)
+            samples.setdefault(kind, []).append(self._clock() - began)
+        self._run(StepPlan(0, drop=list(rows)))
+        return left
 
-    def _with_context(self, tokens: int, count: int, guesses: int) -> tuple[float, float]:
-        """Seconds by which `count` sequences with so many tokens of context make a step longer, alone and with guesses."""
-        self._admit(2 * count, 1, dict.fromkeys(range(count, 2 * count), tokens))
-        seconds: dict[tuple[int, int], list[float]] = {(first, guess): [] for guess in (0, guesses) for first in (0, count)}
-        for _ in range(REPEATS):
-            for (first, guess), values in seconds.items():
-                values.append(self._timed([Feed(first + row, 1, guess) for row in range(count)], guess * count))
-        self._drop()
-        median = {kind: statistics.median_low(values) for kind, values in seconds.items()}
-        return max(0.0, median[count, 0] - median[0, 0]), max(0.0, median[count, guesses] - median[0, guesses])
+    def _admit(self, row: int, context: int) -> Admit:
+        """A sequence with a prompt of one token behind so much made-up context."""
+        ready = self._ready
+        read, first = context // ready.page_tokens, ready.pages + row * self._own
+        lent = [page % ready.pages for page in range(row % BESIDE * read, (row % BESIDE + 1) * read)]
+        params = SamplingParams(seed=0, prompt_tokens=context + 1, max_new_tokens=1 << 30, logprobs=False)
+        return Admit(row, [0] * (context + 1), context, [*lent, *range(first, first + self._own)], params)
 
-    def _sequences(self, shape: _Shape) -> int:
-        return shape.rows if shape.apart else -(-shape.rows // self._segment)
 
-    def _step(self, shape: _Shape) -> float:
-        """Seconds of one step."""
-        left = shape.rows - self._sequences(shape)
-        feeds = []
-        for row in range(self._sequences(shape)):
-            guess = 0 if shape.apart else min(left, self._segment - 1)
-            left -= guess
-            feeds.append(Feed(row, 1, guess))
-        if not self._left:
-            self._admit(self._rows, self._tokens)
-        self._left -= 1
-        return self._timed(feeds, shape.rows)
+def _nobody() -> bool:
+    return False
 
-    def _timed(self, feeds: list[Feed], budget: int) -> float:
-        plan = StepPlan(0, feed=feeds, budget=budget)
-        began = time.perf_counter()
-        self._engine.step(plan)
-        seconds = time.perf_counter() - began
-        self._done += 1
-        self._progress("profiling", min(self._done, self._total - 1), self._total)
-        return seconds
 
-    def _room(self, tokens: int) -> int:
-        """Steps that a sequence is admitted for."""
-        return max(1, min(STEPS, self._engine.ready.max_tokens - tokens - self._segment - 1))
+def _profile(samples: dict[Kind, list[float]]) -> Profile:
+    seconds = {kind: statistics.median_low(values) for kind, values in samples.items()}
+    steps = sorted((kind.size, value) for kind, value in seconds.items() if kind.what == "rows")
+    contexts = [_of_context(seconds, kind) for kind in sorted(seconds) if kind.what == "context" and kind.far and kind.guess]
+    return Profile(steps, _of_segment(seconds, steps[0][1]), contexts)
 
-    def _pages(self, tokens: int) -> int:
-        """Of a sequence with such a prompt."""
-        return -(-(tokens + self._room(tokens) + self._segment + 1) // self._engine.ready.page_tokens)
 
-    def _admit(self, rows: int, tokens: int, contexts: Mapping[int, int] = EMPTY) -> None:
-        """Sequences with prompts of so many tokens, instead of those that are there; some behind so many made-up positions of context."""
-        page = 0
-        admits: list[Admit] = []
-        for row in range(rows):
-            context = contexts.get(row, 0)
-            pages = self._pages(context + tokens)
-            params = SamplingParams(seed=0, prompt_tokens=context + tokens, max_new_tokens=1 << 30, logprobs=False)
-            admits.append(Admit(row, [0] * (context + tokens), context, list(range(page, page + pages)), params))
-            page += pages
-        self._engine.step(StepPlan(0, admits, [Feed(row, tokens) for row in range(rows)], self._drops()))
-        self._rows, self._tokens, self._left = rows, tokens, self._room(tokens)
+def _of_segment(seconds: dict[Kind, float], plain_seconds: float) -> float:
+    """What a row of its own adds over a guess. A small difference of two measurements: no more is believed of it than can be."""
+    found = 0.0
+    for kind, apart in seconds.items():
+        if kind.what == "apart":
+            found = (apart - seconds[Kind("together", kind.size)]) / (kind.size - 1)
+    return min(max(0.0, found), MOST_SEGMENT * plain_seconds)
 
-    def _drop(self) -> None:
-        self._engine.step(StepPlan(0, drop=self._drops()))
-        self._rows = 0
 
-    def _drops(self) -> list[int]:
-        return list(range(self._rows))
+def _of_context(seconds: dict[Kind, float], kind: Kind) -> tuple[int, float, float]:
+    """(tokens, read, score). `kind`: that of the steps with guesses."""
+    tokens, count, guess = kind.size, kind.sequences, kind.guess
+    plain, verify = (
+        max(0.0, seconds[kind._replace(guess=guessed)] - seconds[kind._replace(guess=guessed, far=False)]) for guessed in (0, guess)
+    )
+    score = max(0.0, verify - plain) / (guess * count * tokens)
+    return tokens, max(0.0, plain / (count * tokens) - score), score
+
+
+def _alike(rough: Profile, known: Profile) -> bool:
+    """Whether steps of a few sizes take what a remembered profile says, up to a common factor."""
+    remembered = dict(known.costs)
+    factors = [seconds / remembered[rows] for rows, seconds in rough.costs if rows in remembered]
+    if not factors or max(factors) > ALIKE * min(factors):
+        log.info("step costs: not as they were remembered, so they are measured again")
+        return False
+    return True
 
 
 def _file(ready: Ready, start: Start) -> Path | None:
@@ -273,24 +336,23 @@ def _file(ready: Ready, start: Start) -> Path | None:
     return Path(start.hub_cache).expanduser() / ".forerun" / f"costs-{digest}.json"
 
 
-def _remembered(file: Path | None, plain_seconds: float) -> Costs | None:
+def _remembered(file: Path | None, plain_seconds: float) -> Profile | None:
     try:
-        costs = msgspec.json.decode(file.read_bytes(), type=Costs) if file else None
+        known = msgspec.json.decode(file.read_bytes(), type=Profile) if file else None
     except (OSError, msgspec.DecodeError):
         return None
-    if costs is None or not costs.steps or not 1 / SAME < costs.steps[0][1] / plain_seconds < SAME:
+    if known is None or not known.costs or not 1 / SAME < known.costs[0][1] / plain_seconds < SAME:
         return None
-    log.info("step costs: as measured before, %s", file)
-    return costs
+    return known
 
 
-def _remember(file: Path | None, costs: Costs) -> None:
+def _remember(file: Path | None, profile: Profile) -> None:
     if file is None:
         return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         fresh = file.with_suffix(f".{os.getpid()}")
-        fresh.write_bytes(msgspec.json.encode(costs))
+        fresh.write_bytes(msgspec.json.encode(profile))
         fresh.replace(file)
     except OSError as error:
         log.info("step costs are measured again at the next start, they cannot be written down: %s", error)

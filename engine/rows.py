@@ -160,6 +160,10 @@ class RowTable:
     def __repr__(self) -> str:
         return f"{sum(row is not None for row in self._rows)} of {len(self._rows)} rows, {sum(self.table.granted)} pages"
 
+    @property
+    def empty(self) -> bool:
+        return not any(self._rows)
+
     def apply(self, plan: StepPlan) -> tuple[list[Share], list[Emit], list[Row]]:
         """Drops, then admissions, then feeds. Returns the shares of this step in the plan's order, an error for each row whose part of the
         plan makes no sense, and the rows that are gone."""

@@ -25,10 +25,12 @@ from typing import Protocol
 import msgspec
 
 from forerun.engine.errors import StartError
-from forerun.messages import Down, Fault, Inject, Message, Progress, Ready, Start, StepPlan, StepResult, Stop
+from forerun.messages import Down, Fault, Inject, Message, Profile, Progress, Ready, Start, StepPlan, StepResult, Stop
 from forerun.ring import Reader, Ring, Writer
 
 BEAT_SECONDS = 0.5
+PAUSE_SECONDS = 0.05
+"""of silence, before idle moments are used for something"""
 PROGRESS_SECONDS = 0.1
 _PR_SET_PDEATHSIG = 1
 
@@ -47,6 +49,15 @@ class Stepper(Protocol):
 
     def inject(self, message: Inject) -> None:
         """Test hook for faults inside a step; receives `fail` only."""
+        ...
+
+    @property
+    def resting(self) -> bool:
+        """It has something to do while nobody wants anything."""
+        ...
+
+    def rest(self, wanted: Callable[[], bool]) -> Profile | None:
+        """Do a little of that, until somebody `wanted` a step at the latest. Returns what the front should know."""
         ...
 
 
@@ -95,7 +106,15 @@ class Worker:
                     self._inject(start, stepper, message)
                 elif isinstance(message, Stop):
                     return
+            while stepper.resting and not self._reader.wait(PAUSE_SECONDS):
+                self._rest(stepper)
             messages = self._receive()
+
+    def _rest(self, stepper: Stepper) -> None:
+        self._writer.beat()
+        news = stepper.rest(lambda: self._reader.wait(0.0))
+        if news is not None:
+            self._send(news)
 
     def _receive(self) -> list[Down]:
         """Wait for messages, beating."""

@@ -17,8 +17,6 @@ from forerun.options import ConfigError, Option, from_environment, from_file, fr
 
 SPECULATORS = ("model", "ngram", "suffix")
 """drafters this version can run, alone or joined by `+`, each with `=VALUE` where it takes one"""
-GUESSES = "suffix"
-"""what `auto` is when guesses are asked for with `--speculate`, TGI's flag; without it nobody guesses in this version"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,7 +115,7 @@ class Batching:
 class Speculation:
     speculator: str = ours(
         "auto",
-        "guesses come from `none`, `ngram`, `suffix`, `model=DIR` or a join (`a+b`); `auto` is `suffix` with `--speculate`, else `none`",
+        "guesses come from `none`, `ngram`, `suffix`, `model=DIR` or a join (`a+b`); `auto`: what the model brings, else `suffix`",
     )
     speculate: int | None = tgi(None, "most guesses a sequence may have in a step; 0 = off", least=0)
     speculation_max_batch_size: int | None = ours(None, "no guesses while more sequences than this are running", least=0)
@@ -368,12 +366,7 @@ def _settle(values: dict[str, Any], environ: Mapping[str, str], notes: list[str]
         values["hostname"] = address or "0.0.0.0"
     if values.get("speculate") == 0:
         values["speculator"] = "none"
-    if values.get("speculator", "auto") == "auto":
-        chosen = GUESSES if values.get("speculate") else "none"
-        if "speculator" in values:
-            notes.append(f"`speculator` auto is {chosen}")
-        values["speculator"] = chosen
-    if values["speculator"] == "none" and not values.get("echo"):
+    if values.get("speculator") == "none" and not values.get("echo"):
         asked = [name for name in ("speculate", "speculation_max_batch_size", "speculation_controller", "acceptance") if values.get(name)]
         notes += [
             f"`{name}` {values[name]} has no effect without a drafter: decoding is plain and the output is the same" for name in asked

@@ -222,6 +222,15 @@ class Ready(Message, frozen=True, array_like=True, tag="ready"):
     """most guesses of a step, all rows together; what a plan allows beyond is not used"""
 
 
+class Profile(Message, frozen=True, array_like=True, tag="profile"):
+    """What steps cost, of a worker that has guesses: `Ready` has a rough one or one that was remembered; this follows once, when the worker
+    was idle for long enough to measure it. Fields as in `Ready`."""
+
+    costs: list[tuple[int, float]] = []
+    segment_seconds: float = 0.0
+    contexts: list[tuple[int, float, float]] = []
+
+
 class Fault(Message, frozen=True, array_like=True, tag="fault"):
     """The worker cannot go on and exits. `error`: what happened, one line; `cure`: what the operator can do. `fatal`: starting
     it again would fail alike (a wrong model folder, too little memory)."""
@@ -244,4 +253,4 @@ class Stop(Message, frozen=True, array_like=True, tag="stop"):
 
 
 Down = Start | StepPlan | Inject | Stop
-Up = Progress | Ready | StepResult | Fault
+Up = Progress | Ready | Profile | StepResult | Fault

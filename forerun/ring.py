@@ -210,9 +210,9 @@ class Reader:
         os.eventfd_write(self._ring.freed, consumed)
         return messages
 
-    def wait(self, seconds: float) -> None:
-        """Sleep until a frame is there, at most so long."""
-        self._poll.poll(seconds * 1000)
+    def wait(self, seconds: float) -> bool:
+        """Sleep until a frame is there, at most so long. Returns whether there is one."""
+        return bool(self._poll.poll(seconds * 1000))
 
     def close(self) -> None:
         """Unmap; the descriptors stay the caller's."""

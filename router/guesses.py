@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Protocol
 
+from forerun.messages import Profile
 from forerun.router.request import Sequence
 
 
@@ -108,6 +109,10 @@ class Controller(Budget, Protocol):
         """It has ended. Idempotent."""
         ...
 
+    def profiled(self, profile: Profile) -> None:
+        """The worker has measured what steps cost: instead of what it said at first."""
+        ...
+
     def snapshot(self) -> Snapshot: ...
 
 
@@ -124,6 +129,9 @@ class NoGuesses:
         return None
 
     def forget(self, sequence: Sequence) -> None:
+        return None
+
+    def profiled(self, profile: Profile) -> None:
         return None
 
     def snapshot(self) -> Snapshot:

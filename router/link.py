@@ -23,7 +23,7 @@ from typing import Protocol
 
 import msgspec
 
-from forerun.messages import Down, Fault, Progress, Ready, Start, StepPlan, StepResult, Stop, Up
+from forerun.messages import Down, Fault, Profile, Progress, Ready, Start, StepPlan, StepResult, Stop, Up
 from forerun.ring import Reader, Ring, RingError, Writer
 
 WORKER_COMMAND = (sys.executable, "-P", "-X", "faulthandler", "-m", "forerun.engine.worker")
@@ -54,6 +54,7 @@ class Listener(Protocol):
 
     def progress(self, message: Progress) -> None: ...
     def ready(self, message: Ready) -> None: ...
+    def profiled(self, message: Profile) -> None: ...
     def result(self, message: StepResult) -> None: ...
     def said(self, line: str) -> None:
         """A line the worker wrote to its standard output or error."""
@@ -190,6 +191,8 @@ class Link:
             self._loading = False
             self._step_silence = max(self._patience, STEP_PATIENCE * max(message.step_seconds))
             self._listener.ready(message)
+        elif isinstance(message, Profile):
+            self._listener.profiled(message)
         else:
             self._fault = message
 

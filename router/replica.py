@@ -24,7 +24,7 @@ from typing import Protocol
 
 import structlog
 
-from forerun.messages import Inject, Progress, Ready, Start, StepResult
+from forerun.messages import Inject, Profile, Progress, Ready, Start, StepResult
 from forerun.router.controller.journal import Journal, View, sources_of
 from forerun.router.events import Event, Tally
 from forerun.router.guesses import Controller, no_guesses
@@ -193,6 +193,9 @@ class Replica:
         self.progressed = None
         self._become(State.READY)
         self._pump_and_tell()
+
+    def profiled(self, message: Profile) -> None:
+        self._controller.profiled(message)
 
     def result(self, message: StepResult) -> None:
         assert self._scheduler is not None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from forerun.messages import Profile
 from forerun.router.controller.cost import Costs, CostTable
 from forerun.router.controller.drafting import Drafting
 from forerun.router.controller.guard import Breaker
@@ -129,6 +130,11 @@ class Price:
 
     def forget(self, sequence: Sequence) -> None:
         self._yields.pop(sequence, None)
+
+    def profiled(self, profile: Profile) -> None:
+        """What was learned about the old costs goes with them: the new ones were measured just now."""
+        if profile.costs:
+            self._costs = CostTable(Costs(profile.costs, profile.segment_seconds, profile.contexts), LARGEST_STEP)
 
     def snapshot(self) -> Snapshot:
         last, costs = self._last, self._costs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from forerun.messages import Profile
 from forerun.router.guesses import Allowance, Round, Snapshot
 from forerun.router.request import Sequence
 
@@ -33,6 +34,9 @@ class Fixed:
         return None
 
     def forget(self, sequence: Sequence) -> None:
+        return None
+
+    def profiled(self, profile: Profile) -> None:
         return None
 
     def snapshot(self) -> Snapshot:

@@ -1,4 +1,4 @@
-"""The profile of a tiny model: what is measured, what is remembered, and what it leaves behind."""
+"""The profile: what is looked at when a worker starts, what is measured in idle moments, what is remembered, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from forerun.engine import profile
 from forerun.engine.build import assemble
 from forerun.engine.drafters.draft import Needs, Silent
 from forerun.engine.engine import Engine
-from forerun.engine.profile import Costs
-from forerun.messages import Ready, Start, StepPlan, StepResult
+from forerun.engine.profile import Profiler
+from forerun.messages import Profile, Ready, Start, StepPlan, StepResult
 from tests.engine.tiny import Front, Sequence_, TinyModel, params_for
+
+DENSE = [*range(1, 33), *profile.BUCKETS]
 
 
 class Guessing(Silent):
@@ -33,39 +35,119 @@ def built(start: Start, heard: list[tuple[str, int, int]] | None = None) -> Engi
     return assemble(start, backend, TinyModel(backend), Guessing(), lambda *progress: said.append(progress))
 
 
+LIMITS = {name: getattr(profile, name) for name in ("PATIENCE", "LOOK_SECONDS", "MOST_SECONDS")}
+
+
 @pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "MOST_PASSES", 2)
-    monkeypatch.setattr(profile, "LEAST_PASSES", 2)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured does not depend on how busy this machine is."""
+    for name in LIMITS:
+        monkeypatch.setattr(profile, name, 1e9)
 
 
-def test_every_row_count_is_measured_and_the_engine_is_as_new() -> None:
-    heard: list[tuple[str, int, int]] = []
-    engine = built(Start("model", max_rows=5), heard)
-    ready = engine.ready
-    assert [rows for rows, _ in ready.costs] == [*range(1, 33), 40]
-    assert all(seconds > 0 for _, seconds in ready.costs)
-    assert ready.segment_seconds >= 0 and all(read >= 0 and score >= 0 for _, read, score in ready.contexts)
-    stages = [(stage, done, total) for stage, done, total in heard if stage == "profiling"]
-    assert stages[-1][1] == stages[-1][2] and [done for _, done, _ in stages] == sorted(done for _, done, _ in stages)
-    prompt = [1, 2, 3]
+def nobody() -> bool:
+    return False
+
+
+def rested(resting: Engine | Profiler, wanted: Callable[[], bool] = nobody) -> Profile:
+    """Idle moments until the profile is there."""
+    for _ in range(10000):
+        found = resting.rest(wanted)
+        if found is not None:
+            assert not resting.resting and resting.rest(wanted) is None
+            return found
+    raise AssertionError("never complete")
+
+
+def answered(engine: Engine, prompt: list[int], shared: tuple[int, ...] = ()) -> tuple[list[int], list[int]]:
+    """The answer to a prompt, and the pages it was written to."""
     sequence = Sequence_(prompt, params_for(prompt, max_new_tokens=5))
     front = Front(engine)
-    front.admit(sequence)
+    front.free_pages = [page for page in front.free_pages if page not in shared]
+    front.admit(sequence, shared)
+    front.step()
+    pages = list(sequence.pages)
     front.run()
-    assert len(sequence.tokens) == 5
+    return sequence.tokens, pages
+
+
+def test_a_rough_profile_at_once_and_the_whole_one_when_there_was_time() -> None:
+    heard: list[tuple[str, int, int]] = []
+    engine = built(Start("model", max_rows=5), heard)
+    assert [rows for rows, _ in engine.ready.costs] == list(profile.ROUGH[0]) and engine.resting
+    stages = [(done, total) for stage, done, total in heard if stage == "profiling"]
+    assert stages[-1][0] == stages[-1][1] and stages == sorted(stages)
+    found = rested(engine)
+    assert [rows for rows, _ in found.costs] == [*range(1, 33), 40]
+    assert all(seconds > 0 for _, seconds in found.costs)
+    assert found.segment_seconds >= 0 and all(read >= 0 and score >= 0 for _, read, score in found.contexts)
+
+
+def test_what_was_cached_is_as_before() -> None:
+    """Pages of a sequence that has ended may be hit by the next one: its answer is the same as without the profile in between."""
+    prompt = list(range(1, 40))
+    engine = built(Start("model", max_rows=5, max_pool_tokens=256))
+    first, pages = answered(engine, prompt)
+    rested(engine)
+    again, _ = answered(engine, [*prompt, *first], tuple(pages[:2]))
+    assert again == answered(built(Start("model", max_rows=5)), [*prompt, *first])[0]
+
+
+def test_it_waits_while_a_row_is_running() -> None:
+    engine = built(Start("model", max_rows=3))
+    prompt = [1, 2, 3]
+    front = Front(engine)
+    front.admit(Sequence_(prompt, params_for(prompt, max_new_tokens=5)))
+    front.step()
+    assert not engine.resting and engine.rest(nobody) is None
+    front.run()
+    assert engine.resting
+
+
+def test_whoever_wants_a_step_waits_for_one_at_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it is broken off, each size is measured as often as it should be, and no step of the profile follows a wish."""
+    dice = random.Random(1)
+    after: list[StepPlan] = []
+    step = Engine.step
+    sampled = 0
+    wish = False
+
+    def watched(self: Engine, plan: StepPlan) -> StepResult:
+        nonlocal sampled
+        sampled += bool(plan.feed) and not plan.admit
+        after.extend([plan] if wish and (plan.feed or plan.admit) else [])
+        return step(self, plan)
+
+    def wanted() -> bool:
+        nonlocal wish
+        wish = dice.random() < 0.3
+        return wish
+
+    monkeypatch.setattr(Engine, "step", watched)
+    engine = built(Start("model", max_rows=4))
+    sampled = 0
+    while engine.resting:
+        wish = False
+        engine.rest(wanted)
+    assert not after
+    broken, sampled = sampled, 0
+    other = built(Start("model", max_rows=4))
+    sampled = 0
+    rested(other)
+    assert broken == sampled > 150
 
 
 @pytest.mark.parametrize(
-    ("start", "most"), [({"max_rows": 1}, 9), ({"max_rows": 2, "max_total_tokens": 40}, 18), ({"max_rows": 50, "max_pool_tokens": 160}, 18)]
+    ("start", "most"), [({"max_rows": 1}, 9), ({"max_rows": 2, "max_total_tokens": 40}, 18), ({"max_rows": 2, "max_pool_tokens": 48}, 18)]
 )
 def test_no_more_rows_than_there_is_room_for(start: dict[str, int], most: int) -> None:
-    counts = [rows for rows, _ in built(Start("model", **start)).ready.costs]  # type: ignore[arg-type]
-    assert counts == list(range(1, most + 1))
+    found = rested(built(Start("model", **start)))  # type: ignore[arg-type]
+    assert [rows for rows, _ in found.costs] == list(range(1, most + 1))
 
 
 def test_where_a_step_cannot_be_measured_nothing_is_said() -> None:
-    assert built(Start("model", max_rows=2, max_total_tokens=20)).ready.costs == []
+    engine = built(Start("model", max_rows=2, max_total_tokens=20))
+    assert engine.ready.costs == [] and not engine.resting
 
 
 def test_a_step_has_the_rows_it_is_measured_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,102 +157,122 @@ def test_a_step_has_the_rows_it_is_measured_for(monkeypatch: pytest.MonkeyPatch)
     def watched(self: Engine, plan: StepPlan) -> StepResult:
         result = step(self, plan)
         if plan.budget:
-            seen.append((plan.budget, result.rows))
+            seen.append((plan.budget + len(plan.feed), result.rows))
         return result
 
     monkeypatch.setattr(Engine, "step", watched)
-    built(Start("model", max_rows=4))
+    rested(built(Start("model", max_rows=4)))
     assert len(seen) > 60
-    assert all(budget == rows for budget, rows in seen)
-
-
-def test_a_slow_model_is_measured_at_fewer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "SECONDS", 1e-6)
-    assert [rows for rows, _ in built(Start("model", max_rows=5)).ready.costs] == [1, 2, 4, 8, 16, 32]
+    assert all(wanted == rows for wanted, rows in seen)
 
 
 def test_it_is_remembered_as_long_as_the_machine_is_as_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "ALIKE", 1e9)
     start = Start("model", max_rows=2, hub_cache=str(tmp_path))
-    built(start)
+    rested(built(start))
     (file,) = (tmp_path / ".forerun").iterdir()
-    known = msgspec.json.decode(file.read_bytes(), type=Costs)
-    plain = built(start).ready.step_seconds[0]
-    marked = msgspec.structs.replace(known, steps=[(1, plain), (2, 123.0)])
+    known = msgspec.json.decode(file.read_bytes(), type=Profile)
+    monkeypatch.setattr(profile, "SAME", 1e9)
+    marked = msgspec.structs.replace(known, costs=[known.costs[0], (2, 123.0)])
     file.write_bytes(msgspec.json.encode(marked))
-    ready: Ready = built(start).ready
-    assert ready.costs[-1] == (2, 123.0) or not 1 / 1.6 < plain / ready.step_seconds[0] < 1.6
-    file.write_bytes(msgspec.json.encode(msgspec.structs.replace(known, steps=[(1, 1e3), (2, 1e3)])))
-    assert len(built(start).ready.costs) == 18, "another machine"
+    engine = built(start)
+    assert engine.ready.costs[-1] == (2, 123.0) and not engine.resting
+    monkeypatch.setattr(profile, "SAME", 1.6)
+    file.write_bytes(msgspec.json.encode(msgspec.structs.replace(known, costs=[(1, 1e3), (2, 1e3)])))
+    assert built(start).resting, "another machine"
     file.write_text("nonsense")
-    assert len(built(start).ready.costs) == 18
-    built(msgspec.structs.replace(start, dtype="float32", model_id="other"))
+    engine = built(start)
+    assert engine.resting
+    rested(engine)
+    assert len(msgspec.json.decode(file.read_bytes(), type=Profile).costs) == 18
+    rested(built(msgspec.structs.replace(start, dtype="float32", model_id="other")))
     assert len(list((tmp_path / ".forerun").iterdir())) == 2
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / ".forerun").write_text("in the way")
-    assert built(Start("model", max_rows=2, hub_cache=str(tmp_path))).ready.costs
+    assert rested(built(Start("model", max_rows=2, hub_cache=str(tmp_path)))).costs
 
 
-class Clock:
-    """Steps take what `seconds` says, times a noise that is rarely large; the engine itself computes nothing."""
+class Machine:
+    """A stepper that computes nothing: steps take what `seconds` says of their rows, times a noise that is rarely large."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Callable[[int], float], seed: int = 0) -> None:
+    def __init__(self, seconds: Callable[[int], float], seed: int = 0) -> None:
         self.now = 0.0
-        self.slow = 1.0
-        self.steps = 0
-        self._seconds = seconds
+        self.longest = 0.0
+        self.seconds = seconds
         self._dice = random.Random(seed)
-        monkeypatch.setattr(profile.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(Engine, "step", self.step)
+        plain = seconds(1)
+        self.ready = Ready(8, 256, 16, 16, 100, "cpu", "f32", "suffix", 2000, 2048, (plain, 100 * plain), max_step_nodes=128)
 
     def step(self, plan: StepPlan) -> StepResult:
-        self.steps += 1
         rows = sum(feed.known + feed.guess for feed in plan.feed)
         outlier = 4.0 if self._dice.random() < 0.05 else 1.0
-        self.now += self._seconds(rows) * self.slow * self._dice.uniform(0.97, 1.05) * outlier
+        took = self.seconds(rows) * self._dice.uniform(0.97, 1.05)
+        self.longest = max(self.longest, took)
+        self.now += took * outlier
         return StepResult(plan.step)
+
+    def profiler(self, start: Start | None = None) -> Profiler:
+        return Profiler(self, start or Start("model"), lambda *_: None, clock=lambda: self.now)
 
 
 def stairs(rows: int) -> float:
     return 0.010 + 0.0001 * rows + 0.003 * (rows > 12)
 
 
-def profiler(heard: list[tuple[str, int, int]] | None = None) -> profile._Profile:
-    engine = built(Start("model", max_rows=8, max_total_tokens=2000))
-    said = heard if heard is not None else []
-    return profile._Profile(engine, lambda *progress: said.append(progress))
-
-
 @pytest.mark.parametrize("seed", range(5))
-def test_one_step_in_twenty_that_takes_four_times_as_long_spoils_no_count(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "LEAST_PASSES", 7)
-    monkeypatch.setattr(profile, "MOST_PASSES", 9)
-    profiler_ = profiler()
-    Clock(monkeypatch, stairs, seed)
-    costs = profiler_.run()
-    off = [abs(seconds / stairs(rows) - 1) for rows, seconds in costs.steps]
-    assert statistics.median(off) < 0.04 and max(off) < 0.15
+def test_one_step_in_twenty_that_takes_four_times_as_long_spoils_no_count(seed: int) -> None:
+    profiler = Machine(stairs, seed).profiler()
+    profiler.look()
+    found = rested(profiler)
+    assert [rows for rows, _ in found.costs] == [rows for rows in DENSE if rows <= 128]
+    assert [tokens for tokens, _, _ in found.contexts] == [256, 1024]
+    off = [abs(seconds / stairs(rows) - 1) for rows, seconds in found.costs]
+    assert statistics.median(off) < 0.04 and max(off) < 0.2
 
 
-def test_a_machine_that_got_slower_keeps_its_profile_and_one_that_changed_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_got_slower_keeps_its_profile_and_one_that_changed_does_not(tmp_path: Path) -> None:
     """Slower in all sizes alike, it is corrected for while it runs (`router/controller/cost.py`); another staircase is measured again."""
-    profiler_ = profiler()
-    clock = Clock(monkeypatch, stairs)
-    costs = Costs([(rows, stairs(rows)) for rows in range(1, 33)], 0.0, [])
-    assert profiler_.resembles(costs)
-    clock.slow = 1.5
-    assert profiler_.resembles(costs)
-    monkeypatch.setattr(clock, "_seconds", lambda rows: 0.01 * max(1.0, rows / 6))
-    assert not profiler_.resembles(costs)
+    start = Start("model", hub_cache=str(tmp_path))
+
+    def again(seconds: Callable[[int], float]) -> bool:
+        profiler = Machine(seconds).profiler(start)
+        found = profiler.look()
+        return len(found.costs) == len(DENSE) - 2 and not profiler.resting
+
+    assert not again(stairs)
+    profiler = Machine(stairs).profiler(start)
+    profiler.look()
+    rested(profiler)
+    assert again(stairs)
+    assert again(lambda rows: 1.5 * stairs(rows))
+    assert not again(lambda rows: 0.01 * max(1.0, rows / 6))
+    assert not again(lambda rows: 3 * stairs(rows))
 
 
-def test_it_takes_as_long_as_it_should_whatever_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most ten seconds where a step takes ten milliseconds; slower models are measured at fewer counts."""
-    for plain, most in ((0.001, 7.0), (0.010, 10.0), (0.1, 20.0)):
-        profiler_ = profiler()
-        clock = Clock(monkeypatch, lambda rows, plain=plain: plain * (1 + max(0, rows - 8) / 20))
-        profiler_.run()
-        assert clock.now < most, f"{plain} s a step"
-        monkeypatch.undo()
+def test_a_start_is_short_and_no_idle_step_is_long_whatever_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in LIMITS.items():
+        monkeypatch.setattr(profile, name, value)
+    for plain, start, most in ((0.001, 0.2, 15.0), (0.010, 1.2, 15.0), (0.1, 2.0, 30.0), (0.8, 8.0, 200.0)):
+        machine = Machine(lambda rows, plain=plain: plain * (1 + max(0, rows - 8) / 10))  # type: ignore[misc]
+        profiler = machine.profiler()
+        rough = profiler.look()
+        assert machine.now < start and rough.costs[0][0] == 1 and len(rough.costs) >= 2, f"{plain} s a step"
+        machine.now = machine.longest = 0.0
+        found = rested(profiler)
+        assert machine.now < most and len(found.costs) >= 4, f"{plain} s a step"
+        assert machine.longest < 1.5 * max(LIMITS["MOST_SECONDS"], profile.MOST_PLAIN * plain), f"{plain} s a step"
+
+
+def test_what_was_begun_too_long_ago_is_begun_again() -> None:
+    """The machine may be another one by now: nothing is mixed from before and after a long pause."""
+    machine = Machine(stairs)
+    profiler = machine.profiler()
+    profiler.look()
+    for _ in range(10):
+        profiler.rest(nobody)
+    machine.now += 2 * profile.STALE_SECONDS
+    machine.seconds = lambda rows: 2 * stairs(rows)
+    off = [abs(seconds / stairs(rows) / 2 - 1) for rows, seconds in rested(profiler).costs]
+    assert max(off) < 0.2

@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from forerun.messages import Profile
+from forerun.router.controller.cost import Costs
 from forerun.router.controller.price import Price
 from forerun.router.guesses import Round
 from tests.router.controller.streams import COSTS, World, sequence
@@ -42,6 +44,21 @@ def test_the_price_rises_with_the_load() -> None:
 def test_where_nobody_may_guess_a_step_is_a_plain_one(most: int, cutoff: int | None, streams: int) -> None:
     controller = Price(COSTS, most, cutoff)
     assert controller([sequence() for _ in range(streams)]) is None
+
+
+def test_a_profile_that_was_measured_later_takes_the_place_of_the_first() -> None:
+    """A rough one said that rows are free; the whole one says that each costs as much as it can bring at the best."""
+    controller, world = Price(Costs([(1, 0.01), (32, 0.0101)]), most=8), World()
+    streams = [sequence()]
+    for _ in range(20):
+        world.step(controller, streams)
+    assert controller.snapshot().price < 0.05
+    controller.profiled(Profile([(1, 0.01), (2, 0.02), (32, 0.32)], 0.0, [(256, 1e-7, 1e-7)]))
+    controller(streams)
+    snapshot = controller.snapshot()
+    assert not snapshot.guessing and [rows for rows, _, _ in snapshot.costs] == [1, 2, 32] and len(snapshot.contexts) == 1
+    controller.profiled(Profile())
+    assert controller.snapshot().costs, "a worker that could measure nothing leaves what there was"
 
 
 def test_a_request_s_own_limit_is_kept() -> None:
