@@ -21,6 +21,8 @@ from forerun.engine.models.model import Model
 from forerun.messages import Start
 
 DRAFTERS = {
+    "medusa": "forerun.engine.drafters.medusa:Medusa",
+    "mlp": "forerun.engine.drafters.mlp:Mlp",
     "model": "forerun.engine.drafters.model:Companion",
     "ngram": "forerun.engine.drafters.ngram:Ngram",
     "suffix": "forerun.engine.drafters.suffix:Suffix",

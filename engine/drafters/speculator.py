@@ -55,7 +55,7 @@ class Speculator:
 
     def draft(self, shares: Sequence[Share], table: Table, plan: StepPlan) -> None:
         """Set the draft of every share that may guess. Where the plan has tolls, all drafts compete for it; otherwise they take of its
-        budget in turn. A drafter hears of a row before it is asked about it, so there must be a token before the root."""
+        budget in turn."""
         asked: list[Share] = []
         rooms: list[Room] = []
         budget, price = (0, 0.0) if plan.toll else (min(plan.budget, self._step_nodes), plan.price)
@@ -64,7 +64,7 @@ class Speculator:
                 continue
             most = share.guess if plan.toll else min(share.guess, budget)
             room = self._room(share, most, table.reach(share.row.number), price)
-            if room.nodes > 0 and room.depth > 0 and share.ends and not share.row.cold and len(share.row.tokens) > 1:
+            if room.nodes > 0 and room.depth > 0 and share.ends and self._can_be_asked(share.row):
                 asked.append(share)
                 rooms.append(room)
                 budget -= room.nodes
@@ -83,6 +83,12 @@ class Speculator:
             self._fail("propose", rows, error)
             for share in asked:
                 share.draft = Draft.none()
+
+    def _can_be_asked(self, row: Row) -> bool:
+        """A drafter must have been told of all before the root: a lazy one will be, one that hears all has been, with features. There must
+        be a token before the root."""
+        told = self.needs.lazy or row.heard == len(row.tokens) - 1
+        return told and not row.cold and len(row.tokens) > 1
 
     def _choose(self, shares: Sequence[Share], plan: StepPlan) -> None:
         """Leave of all drafts what is worth its toll."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Drafter, Terms
 from forerun.engine.drafters.registry import DRAFTERS, open_drafter
+from tests.engine.drafters import fitted
 from tests.engine.drafters.companions import setting, write_tiny
 from tests.engine.test_identity import KINDS, fresh, live, prompt_of, truth
 from tests.engine.tiny import ROWS, VOCAB, Front, Sequence_, params_for, tiny_engine
@@ -21,9 +22,11 @@ from tests.engine.tiny import ROWS, VOCAB, Front, Sequence_, params_for, tiny_en
 SPECS = {name: [name] for name in DRAFTERS} | {
     "suffix": ["suffix", "suffix=chain", "suffix=private", "ngram+suffix"],
     "model": ["model={itself}", "suffix+model={stranger}+model={itself}"],
+    "medusa": ["medusa={medusa}", "suffix+medusa={medusa},tree=mc_sim_7b_63"],
+    "mlp": ["mlp={mlp}"],
 }
-"""What to open of each drafter: its name, unless it needs a value or has variants. In braces: the tiny target as a draft model, and another
-one."""
+"""What to open of each drafter: its name, unless it needs a value or has variants. In braces: the tiny target as a draft model, another
+one, and heads that have learned some of its answers."""
 ALL = [spec for specs in SPECS.values() for spec in specs]
 LOOPING = ("greedy", "greedy, alternatives", "temperature", "top-k")
 
@@ -59,7 +62,8 @@ def folders() -> tuple[tempfile.TemporaryDirectory[str], dict[str, Path]]:
     """Written once, gone with the process."""
     home = tempfile.TemporaryDirectory()
     place = Path(home.name)
-    return home, {"itself": write_tiny(place / "itself"), "stranger": write_tiny(place / "stranger", 7)}
+    models = {"itself": write_tiny(place / "itself"), "stranger": write_tiny(place / "stranger", 7)}
+    return home, models | {name: make(place / name) for name, make in fitted.FOLDERS.items()}
 
 
 def open_any(spec: str, nodes: int = 8) -> Drafter:

@@ -1,0 +1,150 @@
+"""Medusa: heads that look further ahead from the same hidden state (Cai et al. 2401.10774): `--speculator medusa=DIR[,tree=SHAPE]`.
+
+    h = the target's last hidden state, behind the final norm, where the root was picked
+    head i:   h ← h + SiLU(W h + b)   (once for each of its blocks),   then logits; it guesses the token i + 1 places behind the root
+
+The heads know nothing of each other, so the candidates of all of them are a lattice (`lattice.py`): the best tree under the budget, or a
+shape that its authors published. A head is computed only if what the ones before it promise makes it worth while.
+
+Layouts, by the names of the tensors:
+
+    Medusa-1   {i}.{j}.linear.{weight,bias}  {i}.{L}.weight    in medusa_lm_head.{pt,safetensors}
+    Medusa-2   medusa_head.{i}.…                               in the weights of the target, which was trained along
+    TGI        {i}.0.linear.{weight,bias}                      the target's own output head reads the result
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from forerun.backends.base import Ops, Weight
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Terms
+from forerun.engine.drafters.heads import Heads, parse_value
+from forerun.engine.drafters.lattice import Lattice, Levels
+from forerun.engine.drafters.medusa_shapes import SHAPES
+from forerun.engine.drafters.registry import Setting
+from forerun.engine.drafters.tips import Tips
+from forerun.engine.models.decoder import Linear
+
+log = logging.getLogger(__name__)
+
+MOST = 16
+"""nodes of a tree, unless told otherwise"""
+PREFIX = "medusa_head."
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Head:
+    """`blocks`: [H, H] each. `out`: [V, H], None = the target's."""
+
+    blocks: tuple[Linear, ...]
+    out: Weight | None
+
+
+class MedusaNet:
+    """`target(x)`: logits of the target's own head."""
+
+    def __init__(self, heads: list[Head], ops: Ops, target: Callable[[Tensor], Tensor]) -> None:
+        self.heads = heads
+        self._ops = ops
+        self._target = target
+
+    def logits(self, state: Tensor, head: int) -> Tensor:
+        """state [n, H] → [n, V] of this head."""
+        x, ops = state, self._ops
+        for block in self.heads[head].blocks:
+            x = ops.add(F.silu(block(ops, x)), x)
+        out = self.heads[head].out
+        return self._target(x) if out is None else ops.logits(x, out)
+
+
+class Medusa:
+    """`most`: nodes of a draft."""
+
+    def __init__(self, net: MedusaNet, levels: Levels, layer: int, most: int, weight_bytes: int, work_bytes: int) -> None:
+        self.net = net
+        self.levels = levels
+        self._tips = Tips()
+        self.needs = Needs(layers=(layer,), most=most, lazy=False, weight_bytes=weight_bytes, work_bytes=work_bytes)
+
+    @classmethod
+    def open(cls, value: str, setting: Setting) -> Medusa:
+        """`value`: the folder or hub id, empty = the target's own; `tree`: a published shape, `best` (the default) or `chain`."""
+        host = setting.worker
+        place, options = parse_value("medusa", value, {"tree": ("best", "chain", *SHAPES)}, host.start.model_id)
+        heads = Heads.open(place, host)
+        found = read_heads(heads, host.model.hidden, host.model.vocab)
+        heads.close()
+        shared, ops = host.model.shared(), host.backend.ops
+        net = MedusaNet(found, ops, lambda x: shared.logits(ops, x))
+        tree = setting.tree and options.get("tree") != "chain"
+        shape = [node for node in SHAPES.get(options.get("tree", ""), []) if len(node) <= len(found)]
+        levels = Levels.open(host, tree, free=True, shape=shape)
+        most = setting.nodes or (len(shape) or MOST if tree else len(found))
+        log.info(
+            "%s has %d Medusa heads (%s)",
+            heads.path,
+            len(found),
+            "the target's output head" if found[0].out is None else "own output heads",
+        )
+        work = 4 * host.start.max_rows * (4 * host.model.hidden + 2 * host.model.vocab)
+        return cls(net, levels, host.model.layers, min(most, host.backend.caps.max_nodes), heads.bytes, work)
+
+    def absorb(self, commit: Commit) -> None:
+        for number, new in self._tips.absorb(commit):
+            self.levels.calibration.settle(number, new)
+
+    def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
+        ready = self._tips.ready(rows, budget)
+        lattices = {row.number: Lattice(row, most, len(self.net.heads)) for row, _, most in ready}
+        growing = list(lattices.values())
+        state = torch.stack([state for _, state, _ in ready]) if ready else None
+        for head in range(len(self.net.heads)):
+            if state is None or not growing:
+                break
+            began = time.perf_counter()
+            self.levels.add(growing, self.net.logits(state, head), terms)
+            self.levels.pace.observe(len(growing), time.perf_counter() - began)
+            kept = [i for i, one in enumerate(growing) if self.levels.goes_on(one, terms)]
+            growing = [growing[i] for i in kept]
+            state = state[kept]
+            if not self.levels.pays(growing, terms):
+                break
+        return [self.levels.finish(lattices.get(number)) for number in rows]
+
+    def forget(self, rows: list[int]) -> None:
+        self._tips.forget(rows)
+        for number in rows:
+            self.levels.calibration.forget(number)
+
+
+def read_heads(heads: Heads, hidden: int, vocab: int) -> list[Head]:
+    """All heads of the file, which count for more than what its configuration says of them. Sets the prefix. StartError for other heads."""
+    if any(name.startswith(PREFIX) for name in heads.checkpoint.names()):
+        heads.prefix = PREFIX
+    blocks: dict[int, int] = {}
+    outs: set[int] = set()
+    for name in heads.names():
+        block, out = re.fullmatch(r"(\d+)\.(\d+)\.linear\.weight", name), re.fullmatch(r"(\d+)\.(\d+)\.weight", name)
+        if block:
+            blocks[int(block[1])] = max(blocks.get(int(block[1]), 0), int(block[2]) + 1)
+        elif out:
+            outs.add(int(out[1]))
+    heads.demand(
+        bool(blocks), "these are no Medusa heads: no {i}.{j}.linear.weight", "see docs/drafters.md for the layouts of each drafter"
+    )
+    heads.demand(not outs or outs == set(blocks), "only some of its heads have an output matrix", "fetch the heads again")
+    found = []
+    for i in range(len(blocks)):
+        heads.demand(i in blocks, f"there are {len(blocks)} heads, but none is number {i}", "fetch the heads again")
+        inner = tuple(heads.linear(f"{i}.{j}.linear", hidden, hidden) for j in range(blocks[i]))
+        found.append(Head(inner, heads.weight(f"{i}.{blocks[i]}.weight", vocab, hidden) if outs else None))
+    return found
