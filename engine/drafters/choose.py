@@ -67,13 +67,13 @@ def keep(draft: Draft, nodes: Sequence[int]) -> Draft:
 
 
 def census(drafts: Iterable[Draft]) -> list[int]:
-    """How many nodes stand 1, 2, … steps behind their root."""
+    """How many nodes that are no probes stand 1, 2, … steps behind their root."""
     found: list[int] = []
     for draft in drafts:
-        for depth in draft.depths():
-            if depth > len(found):
+        for depth, probe in zip(draft.depths(), draft.probe):
+            while depth > len(found):
                 found.append(0)
-            found[depth - 1] += 1
+            found[depth - 1] += not probe
     return found
 
 
@@ -84,8 +84,8 @@ def by_source(drafts: Iterable[tuple[Draft, Sequence[int]]]) -> list[tuple[list[
     for draft, accepted in drafts:
         if not draft.source:
             continue
-        for node, (bits, depth) in enumerate(zip(draft.source, draft.depths())):
-            for source in range(bits.bit_length()):
+        for node, (bits, depth, probe) in enumerate(zip(draft.source, draft.depths(), draft.probe)):
+            for source in range(0 if probe else bits.bit_length()):
                 if bits >> source & 1:
                     while source >= len(found):
                         found.append(([], []))

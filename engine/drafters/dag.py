@@ -6,6 +6,7 @@
 The same path from two sources is one node. A node is a kind of guess: who proposes it, how sure the surest of them is, and whether it
 is the first; how often such a guess holds is measured (`Calibration`), so that agreement counts for what it is worth and a source that
 boasts is not believed. The likeliest nodes by survival fill the budget; a parent is at least as likely as its child, so they are a tree.
+Probes stand by themselves; they take what the guesses leave.
 
 Sources that compute nothing but look-ups are asked first. One that runs a network is asked about the rows for which it may be expected
 to bring more than the others promise there already, by what its drafts have earned with them, if together they are worth the time
@@ -54,7 +55,6 @@ class _Merged:
     parent: list[int]
     sources: list[int]
     sure: list[float]
-    probe: list[bool]
 
 
 class Dag:
@@ -185,30 +185,33 @@ class Dag:
         place = {node: i for i, node in enumerate(order)}
         place[-1] = -1
         rate = self.calibration.rate
-        return Draft(
+        draft = Draft(
             [merged.token[node] for node in order],
             [place[merged.parent[node]] for node in order],
             [rate[cells[node]] for node in order],
-            [merged.probe[node] for node in order],
+            [False] * len(order),
             [merged.sources[node] for node in order],
         )
+        return _with_probes(draft, most, [(1 << source.place, own) for source, own in asked if True in own.probe])
 
     def _merge(self, asked: list[tuple[_Source, Draft]]) -> _Merged:
-        merged = _Merged([], [], [], [], [])
-        nodes: dict[tuple[int, int, bool], int] = {}
+        merged = _Merged([], [], [], [])
+        nodes: dict[tuple[int, int], int] = {}
         for source, draft in asked:
             bit = 1 << source.place
             place: list[int] = []
             for token, parent, confidence, probe in zip(draft.token, draft.parent, draft.confidence, draft.probe, strict=True):
+                if probe:
+                    place.append(-1)
+                    continue
                 above = place[parent] if parent >= 0 else -1
-                node = nodes.setdefault((above, token, probe), len(merged.token))
+                node = nodes.setdefault((above, token), len(merged.token))
                 place.append(node)
                 if node == len(merged.token):
                     merged.token.append(token)
                     merged.parent.append(above)
                     merged.sources.append(bit)
                     merged.sure.append(confidence)
-                    merged.probe.append(probe)
                 else:
                     merged.sources[node] |= bit
                     merged.sure[node] = max(merged.sure[node], confidence)
@@ -225,6 +228,24 @@ class Dag:
         for cell, parent in zip(cells, merged.parent):
             survival.append(self.calibration.rate[cell] * (survival[parent] if parent >= 0 else 1.0))
         return survival
+
+
+def _with_probes(draft: Draft, most: int, asked: Sequence[tuple[int, Draft]]) -> Draft:
+    """`draft` and behind it the probes of these drafts, each with the bit of its source, as far as there is room. A probe hangs off the
+    root or another probe."""
+    for bit, own in asked:
+        place: dict[int, int] = {-1: -1}
+        for node, (token, parent, confidence, probe) in enumerate(zip(own.token, own.parent, own.confidence, own.probe)):
+            if probe and parent in place and draft.count < most:
+                place[node] = draft.count
+                draft = Draft(
+                    [*draft.token, token],
+                    [*draft.parent, place[parent]],
+                    [*draft.confidence, confidence],
+                    [*draft.probe, True],
+                    [*draft.source, bit],
+                )
+    return draft
 
 
 def _cells(sources: int) -> list[float]:
@@ -245,7 +266,7 @@ def _path(order: list[int], parent: list[int]) -> list[int]:
 def _depth(draft: Draft, truth: list[int]) -> int:
     """How many guesses of the draft hold, as far as the truth is known."""
     reached: list[int] = []
-    for token, parent in zip(draft.token, draft.parent):
+    for token, parent, probe in zip(draft.token, draft.parent, draft.probe):
         depth = 0 if parent < 0 else reached[parent]
-        reached.append(depth + 1 if 0 <= depth < len(truth) and token == truth[depth] else -1)
+        reached.append(depth + 1 if 0 <= depth < len(truth) and token == truth[depth] and not probe else -1)
     return max(0, *reached) if reached else 0

@@ -55,6 +55,11 @@ class Draft:
     def count(self) -> int:
         return len(self.token)
 
+    @property
+    def guesses(self) -> int:
+        """Nodes that may be accepted."""
+        return len(self.token) - sum(self.probe)
+
     def depths(self) -> list[int]:
         """Steps from the root, 1 for its children."""
         found: list[int] = []
@@ -153,7 +158,8 @@ class Commit:
     drafter declared, [f, taps · hidden], of the last f of these tokens: of all, except where a prefix was found computed; None without
     layers. They may be views of a whole step's, so what is kept for long is copied. `prompt[r]`: how many of the row's tokens are the
     client's, for drafters that tell answers from prompts. `scope[r]`: rows of equal scope may profit from each other's answers.
-    `params[r]`: how the row's tokens are chosen, for drafters that throw the same dice; None = greedily."""
+    `params[r]`: how the row's tokens are chosen, for drafters that throw the same dice; None = greedily. `answers[r]`: what the target
+    picked at the probes of the row's last draft, by their paths; None = there were no probes in any row."""
 
     rows: list[int]
     start: list[int]
@@ -163,6 +169,7 @@ class Commit:
     prompt: list[int] | None = None
     scope: list[str] | None = None
     params: list[SamplingParams] | None = None
+    answers: list[dict[tuple[int, ...], int]] | None = None
 
 
 class Terms(NamedTuple):

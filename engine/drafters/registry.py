@@ -21,6 +21,7 @@ from forerun.engine.models.model import Model
 from forerun.messages import Start
 
 DRAFTERS = {
+    "lookahead": "forerun.engine.drafters.lookahead:Lookahead",
     "medusa": "forerun.engine.drafters.medusa:Medusa",
     "mlp": "forerun.engine.drafters.mlp:Mlp",
     "model": "forerun.engine.drafters.model:Companion",

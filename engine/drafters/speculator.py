@@ -38,6 +38,7 @@ class Speculator:
         self._fit = rejection.fit if rejects else prune
         self._rejects = rejects
         self.failures = 0
+        self._answers: dict[int, dict[tuple[int, ...], int]] = {}
         self._news: list[str] = []
 
     @property
@@ -104,8 +105,8 @@ class Speculator:
         if not any(worth):
             return
         for share, values, nodes in zip(shares, survival, choose(worth, plan.toll[: self._step_nodes], plan.discount)):
+            share.expected = sum(values[node] for node in nodes if not share.draft.probe[node])
             share.draft = keep(share.draft, nodes)
-            share.expected = sum(values[node] for node in nodes)
 
     def absorb(self, commit: Commit, rows: Sequence[Row]) -> None:
         """What became true in a step; for drafters that hear all."""
@@ -116,6 +117,14 @@ class Speculator:
         except Exception as error:
             self._fail("absorb", rows, error)
 
+    def answered(self, row: int, draft: Draft, picks: Sequence[int]) -> None:
+        """The target's picks at the nodes of a row's draft; those at its probes are told with the next commit."""
+        paths = zip(draft.paths(), draft.probe, picks, strict=True)
+        self._answers[row] = {tuple(path): pick for path, probe, pick in paths if probe}
+
+    def answers(self, rows: Sequence[Row]) -> list[dict[tuple[int, ...], int]] | None:
+        return [self._answers.pop(row.number, {}) for row in rows] if self._answers else None
+
     def news(self) -> list[str]:
         """What went wrong since this was asked last, one line each."""
         news, self._news = self._news, []
@@ -125,6 +134,7 @@ class Speculator:
         """These rows are gone."""
         for row in rows:
             self._trust.forget(row.number)
+            self._answers.pop(row.number, None)
         # A drafter that raised while it was told may have kept a part of it.
         known = [row for row in rows if row.heard or row.cold]
         if not known or self.failures >= MOST_FAILURES:
@@ -152,7 +162,8 @@ class Speculator:
             scope = [row.scope for row in behind]
             newest: list[int | None] = [row.tokens[-1] for row in behind]
             params = [self.told(row) for row in behind]
-            self._drafter.absorb(Commit([row.number for row in behind], start, tokens, newest, None, prompt, scope, params))
+            answers = self.answers(behind)
+            self._drafter.absorb(Commit([row.number for row in behind], start, tokens, newest, None, prompt, scope, params, answers))
             for row in behind:
                 row.heard = len(row.tokens) - 1
 

@@ -83,11 +83,15 @@ class Trust:
         chances: list[float] = []
         survival: list[float] = []
         depths: list[int] = []
-        for parent, confidence in zip(draft.parent, draft.confidence):
+        for parent, confidence, probe in zip(draft.parent, draft.confidence, draft.probe):
             depth, above = (depths[parent] + 1, survival[parent]) if parent >= 0 else (0, 1.0)
             depths.append(depth)
-            if depth == len(factors):
-                factors.append(_factor(shift + self._depths[depth if depth < _DEPTHS else -1].mean))
+            if probe:  # its confidence is what it brings later, of which there is no outcome here
+                chances.append(confidence)
+                survival.append(confidence * above)
+                continue
+            while depth >= len(factors):
+                factors.append(_factor(shift + self._depths[min(len(factors), _DEPTHS - 1)].mean))
             if not _LEAST_CONFIDENCE < confidence < _MOST_CONFIDENCE:
                 confidence = _clamped(confidence)
             odds = confidence / (1.0 - confidence) * factors[depth]
@@ -110,9 +114,9 @@ class Trust:
         shift.fade(_ROW_FADE, all.mean, _ROW_VARIANCE)
         known = len(tokens) - start
         reached: list[int] = []
-        for token, parent, confidence, chance in zip(draft.token, draft.parent, draft.confidence, chances):
+        for token, parent, confidence, chance, probe in zip(draft.token, draft.parent, draft.confidence, chances, draft.probe):
             depth = 0 if parent < 0 else reached[parent]
-            if not 0 <= depth < known:
+            if probe or not 0 <= depth < known:
                 reached.append(-1)
                 continue
             held = token == tokens[start + depth]

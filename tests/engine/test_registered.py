@@ -21,6 +21,7 @@ from tests.engine.tiny import ROWS, VOCAB, Front, Sequence_, params_for, tiny_en
 
 SPECS = {name: [name] for name in DRAFTERS} | {
     "suffix": ["suffix", "suffix=chain", "suffix=private", "ngram+suffix"],
+    "lookahead": ["lookahead", "suffix+lookahead=window=2,ngram=3,guesses=3"],
     "model": ["model={itself}", "suffix+model={stranger}+model={itself}"],
     "medusa": ["medusa={medusa}", "suffix+medusa={medusa},tree=mc_sim_7b_63"],
     "mlp": ["mlp={mlp}"],
