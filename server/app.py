@@ -14,12 +14,14 @@ from forerun import __version__
 from forerun.config import Config
 from forerun.router.controller.journal import View
 from forerun.router.service import Router
-from forerun.server import openai_schema, schema
+from forerun.server import openai_schema, schema, static
 from forerun.server.cloud import Cloud, VertexRequest, VertexResponse
 from forerun.server.desk import Desk
 from forerun.server.document import Handler, Operation, document, inference
 from forerun.server.edge import Edge
 from forerun.server.health import Health
+from forerun.server.kserve import KServe
+from forerun.server.live import Live, LiveRoute
 from forerun.server.native import Native
 from forerun.server.openai import OpenAI
 from forerun.server.pages import Pages
@@ -48,7 +50,10 @@ def build_app(config: Config, router: Router, services: Services) -> web.Applica
     desk = Desk(config, router, services)
     native = Native(config, desk)
     openai = OpenAI(config, desk)
-    operations = [*_inference(native), *_openai(openai), *_cloud(Cloud(native, openai)), *_questions(Health(router, services), pages)]
+    live = LiveRoute(config, router, services.metrics)
+    health = Health(router, services)
+    questions = [*_questions(health, pages, live), *KServe(native, health).operations()]
+    operations = [*_inference(native), *_openai(openai), *_cloud(Cloud(native, openai)), *questions]
     pages.document = document(operations, title="Forerun", version=__version__, secured=config.serving.api_key is not None)
     for one in operations:
         add = app.router.add_post if one.method == "POST" else app.router.add_get
@@ -56,6 +61,8 @@ def build_app(config: Config, router: Router, services: Services) -> web.Applica
     for path in ("/docs", "/docs/"):
         app.router.add_get(path, pages.docs)
     app.router.add_get("/api-doc/openapi.json", pages.openapi)
+    for path, handler in (("/dashboard", static.dashboard), ("/dashboard/", static.slash), ("/dashboard/{name}", static.part)):
+        app.router.add_get(path, handler)
     for path in NOT_SERVED:
         app.router.add_route("*", path, pages.not_served)
     return app
@@ -113,22 +120,24 @@ def _openai(openai: OpenAI) -> list[Operation]:
             "/chat_tokenize", "chat_tokenize", openai.chat_tokenize, "The prompt of a conversation", chat, answer=openai_schema.ChatTokens
         ),
         Operation("GET", "/v1/models", "openai_get_model_info", openai.models, "The model", answer=openai_schema.Models),
-        Operation("GET", "/v1/models/{id:.+}", "openai_get_model", openai.model, "The model", answer=openai_schema.Model),
+        Operation("GET", "/v1/models/{id:.+}", "openai_get_model", openai.model, "The model", answer=openai_schema.ModelInfo),
     ]
 
 
 def _cloud(cloud: Cloud) -> list[Operation]:
-    native, answers, event = schema.CompatGenerateRequest, list[schema.GenerateResponse], schema.StreamResponse
+    bodies = (schema.CompatGenerateRequest, openai_schema.ChatRequest, openai_schema.CompletionRequest)
+    answers = (list[schema.GenerateResponse], openai_schema.ChatCompletion, openai_schema.Completion)
+    events = (schema.StreamResponse, openai_schema.ChatChunk, openai_schema.Completion)
     summary = "The body of `/`, of a chat or of a completion, answered as there (SageMaker)"
     return [
-        inference("/invocations", "sagemaker_compatibility", cloud.invocations, summary, native, answer=answers, event=event),
+        inference("/invocations", "sagemaker_compatibility", cloud.invocations, summary, bodies, answer=answers, event=events),
         inference(
             "/vertex", "vertex_compatibility", cloud.vertex, "Several prompts or chats (Vertex AI)", VertexRequest, answer=VertexResponse
         ),
     ]
 
 
-def _questions(health: Health, pages: Pages) -> list[Operation]:
+def _questions(health: Health, pages: Pages, live: LiveRoute) -> list[Operation]:
     def probe(path: str, name: str, handler: Handler, summary: str) -> Operation:
         return Operation("GET", path, name, handler, summary, errors={503: "No"}, error=schema.HealthError)
 
@@ -136,6 +145,7 @@ def _questions(health: Health, pages: Pages) -> list[Operation]:
     return [
         Operation("GET", "/info", "get_model_info", pages.info, "Model and limits", answer=schema.Info, errors=loading),
         Operation("GET", "/metrics", "metrics", pages.metrics, "Prometheus metrics", text="text/plain"),
+        Operation("GET", "/debug/live", "live_page", live.live, "What /dashboard shows", answer=Live),
         Operation("GET", "/debug/speculation", "speculation", pages.speculation, "What the controller thinks", answer=list[View]),
         probe("/", "root_health", health.health, "Can requests be sent?"),
         probe("/health", "health", health.health, "Can requests be sent?"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import operator
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,6 +17,7 @@ from forerun.router.observer import Load, StepReport
 from forerun.router.service import Limits
 from forerun.server.errors import ApiError
 from forerun.server.exposition import Exposition, Histogram
+from forerun.server.recent import History, Times
 from forerun.server.speculation import SpeculationMetrics
 from forerun.server.timing import Timing
 
@@ -54,6 +56,8 @@ class RequestMetrics:
             "forerun_inter_token_seconds", "From one token to the next, both of one request", DURATIONS
         ).observe
         """seconds, and how many tokens arrived together after so long"""
+        self.first_tokens = Times()
+        self.gaps = Times()
 
     def size(self, limits: Limits) -> None:
         """Lengths are counted in hundredths of the limits, which are known once the worker is ready."""
@@ -78,6 +82,12 @@ class RequestMetrics:
         except Exception:
             self.failed("generation")
             raise
+
+    def counts(self) -> tuple[int, int, int, int]:
+        """Requests received, answered in full, failed, and refused for overload."""
+        refused = self._failure["overloaded"].value
+        failed = sum(series.value for series in self._failure.values()) - refused
+        return int(self._count.value), int(self._success.value), int(failed), int(refused)
 
     def failed(self, label: str) -> None:
         if label:
@@ -129,6 +139,7 @@ class BatchMetrics:
         self._drafted = page.counter("forerun_drafted_tokens_total", "Tokens guessed")
         self._accepted = page.counter("forerun_accepted_tokens_total", "Guesses that came true")
         self.speculation = SpeculationMetrics(page)
+        self.history = History()
         self.committed_steps = 0
         """steps that committed a token; whoever waits for a sign of life watches it grow"""
 
@@ -141,6 +152,7 @@ class BatchMetrics:
         self._pages["cached"].value = load.cached_pages
         self._pages["free"].value = load.total_pages - load.used_pages - load.cached_pages
         self._usage.value = load.used_pages / load.total_pages if load.total_pages else 0.0
+        self.history.load(load, time.monotonic())
 
     def admitted(self, sequences: int) -> None:
         self._next_size.observe(sequences)
@@ -161,6 +173,7 @@ class BatchMetrics:
         self._drafted.add(report.drafted)
         self._accepted.add(report.accepted)
         self.speculation.stepped(report)
+        self.history.stepped(report)
         self.committed_steps += report.tokens > 0
 
     def prefix(self, hit_tokens: int, prompt_tokens: int) -> None:

@@ -23,7 +23,9 @@ class Pace:
         seconds, self._last = now - self._last, now
         if self._started:
             metrics.between_tokens(seconds / tokens, tokens)
+            metrics.gaps.observe(now, seconds / tokens, tokens)
         else:
             self._started = True
             metrics.first_token(seconds)
+            metrics.first_tokens.observe(now, seconds)
         metrics.skipped(accepted)
