@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -105,6 +106,48 @@ def feed(
     logit_rows = starts[1:][np.array(ends, bool)] - 1
     flat = [token for each in tokens for token in each]
     arrays = (flat, places, slots, np.full(len(flat), -1), starts, known, before, table.pages[numbers, :width], logit_rows)
+    return Batch(*(torch.from_numpy(np.ascontiguousarray(array, np.int32)).to(device) for array in arrays))
+
+
+class Stem(NamedTuple):
+    """A row's part of a drafter's forward: `known` entries from position `context` on, then nodes that hang off the last of them
+    (`parents`: −1 = it, else a node before). `scored`: which of these rows need logits, counted from the first. `base`: the pool has no
+    entries below it; a multiple of a page."""
+
+    row: int
+    base: int
+    context: int
+    known: int
+    parents: Sequence[int]
+    scored: Sequence[int]
+
+
+def grow(stems: Sequence[Stem], table: Table, device: torch.device) -> Batch:
+    """A forward in a pool of the drafter's own. Positions are counted from `base`, and so are the pages that are seen, so that a row whose
+    entries begin late is like any other. `tokens` are 0 … n−1: the places where the rows' inputs were put."""
+    known, nodes = (np.array(part, np.int64) for part in ([s.known for s in stems], [len(s.parents) for s in stems]))
+    numbers, base = np.array([s.row for s in stems], np.int64), np.array([s.base for s in stems], np.int64)
+    context, counts = np.array([s.context for s in stems], np.int64), known + nodes
+    starts = np.zeros(len(stems) + 1, np.int64)
+    np.cumsum(counts, out=starts[1:])
+    places = _ranges(context, counts)
+    slots = table.slots(np.repeat(numbers, counts), places)
+    positions = places - np.repeat(base, counts)
+    parents = np.full(len(places), -1, np.int32)
+    logit_rows: list[int] = []
+    for stem, first in zip(stems, starts.tolist()):
+        at, depths = first + stem.known, list[int]()
+        for parent in stem.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        if depths:
+            positions[at : at + len(depths)] = [stem.context - stem.base + stem.known - 1 + depth for depth in depths]
+            parents[at : at + len(depths)] = [-1 if parent < 0 else at + parent for parent in stem.parents]
+        logit_rows += [first + row for row in stem.scored]
+    size = table.page_tokens
+    width = -(-int((context - base + counts).max()) // size)
+    columns = np.minimum(base[:, None] // size + np.arange(width), table.pages.shape[1] - 1)
+    pages = table.pages[numbers[:, None], columns]
+    arrays = (np.arange(len(places)), positions, slots, parents, starts, known, context - base, pages, logit_rows)
     return Batch(*(torch.from_numpy(np.ascontiguousarray(array, np.int32)).to(device) for array in arrays))
 
 

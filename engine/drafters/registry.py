@@ -21,11 +21,15 @@ from forerun.engine.models.model import Model
 from forerun.messages import Start
 
 DRAFTERS = {
+    "dflash": "forerun.engine.drafters.dflash:Dflash",
+    "dspark": "forerun.engine.drafters.dflash:Dflash",
+    "eagle": "forerun.engine.drafters.eagle:Eagle",
     "lookahead": "forerun.engine.drafters.lookahead:Lookahead",
     "medusa": "forerun.engine.drafters.medusa:Medusa",
     "mlp": "forerun.engine.drafters.mlp:Mlp",
     "model": "forerun.engine.drafters.model:Companion",
     "ngram": "forerun.engine.drafters.ngram:Ngram",
+    "remote": "forerun.engine.drafters.remote:Remote",
     "suffix": "forerun.engine.drafters.suffix:Suffix",
 }
 AUTO = "suffix"

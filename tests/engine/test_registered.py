@@ -25,6 +25,9 @@ SPECS = {name: [name] for name in DRAFTERS} | {
     "model": ["model={itself}", "suffix+model={stranger}+model={itself}"],
     "medusa": ["medusa={medusa}", "suffix+medusa={medusa},tree=mc_sim_7b_63"],
     "mlp": ["mlp={mlp}"],
+    "dflash": ["dflash={dflash}"],
+    "dspark": ["suffix+dspark={dspark}"],
+    "eagle": ["eagle={eagle3},beams=3", "suffix+eagle={eagle1}"],
 }
 """What to open of each drafter: its name, unless it needs a value or has variants. In braces: the tiny target as a draft model, another
 one, and heads that have learned some of its answers."""

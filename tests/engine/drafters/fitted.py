@@ -3,16 +3,23 @@ the target computes and says, in the public layouts. Not what training would mak
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
+import json
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor
 
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Terms
+from tests.engine.drafters.blocks import LAYOUTS, Layout, plain_config, target, tensors_of
 from tests.engine.drafters.golden import HIDDEN, draw, write
-from tests.engine.drafters.plain import mlp_stage
+from tests.engine.drafters.nets import write_eagle3
+from tests.engine.drafters.plain import block_hidden, mlp_stage
+from tests.engine.drafters.plain_eagle import Golden
 from tests.engine.test_identity import KINDS, prompt_of
 from tests.engine.tiny import VOCAB, Front, Sequence_, params_for, tiny_engine
 
@@ -103,5 +110,57 @@ def write_mlp(folder: Path, stages: int = 3, inner: int = 64) -> Path:
     return write(folder, {f"speculator.{name}": value for name, value in tensors.items()}, config)
 
 
-FOLDERS = {"medusa": write_medusa, "mlp": write_mlp}
+def write_fitted_eagle3(folder: Path, variant: str = "plain") -> Path:
+    """A random network whose output head knows the answers."""
+    write_eagle3(folder, variant)
+    tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    golden = Golden(folder, variant)
+    states, wanted = [], []
+    for tokens, features, _ in heard((-1, 0, 1)):
+        pairs = len(tokens) - 2
+        out = golden.run(golden.table[torch.tensor(tokens[1 : pairs + 1])], golden.fuse(features[:pairs].double()))
+        states.append(golden.norm(out, "norm"))
+        wanted += tokens[2:]
+    ids = torch.tensor(sorted({*wanted, *range(0, VOCAB, 3)}))
+    known = torch.zeros(VOCAB, dtype=torch.bool)
+    known[ids] = True
+    tensors |= {"lm_head.weight": fit(torch.cat(states).float(), wanted)[ids], "d2t": ids - torch.arange(len(ids)), "t2d": known}
+    return write(folder, tensors, config | {"draft_vocab_size": len(ids)})
+
+
+def write_dflash(folder: Path) -> Path:
+    """Speculators' layout, which has an output head of its own: a random net, whose head is fitted to what its rows should say."""
+    layout = dataclasses.replace(LAYOUTS["speculators"], config=LAYOUTS["speculators"].config | {"draft_vocab_size": VOCAB})
+    tensors = tensors_of(dataclasses.replace(layout, reduced=False))
+    tensors["lm_head.weight"] = fit(*blocks(layout, tensors))
+    return write(folder, tensors | {"d2t": torch.zeros(VOCAB, dtype=torch.int64)}, layout.config)
+
+
+def write_dspark(folder: Path) -> Path:
+    """The same with a Markov head that knows which token follows which, and a confidence head that says 0.6 of everything."""
+    layout = LAYOUTS["speculators, DSpark"]
+    layout = dataclasses.replace(layout, config=layout.config | {"draft_vocab_size": VOCAB, "markov_rank": 64})
+    tensors = tensors_of(dataclasses.replace(layout, reduced=False, markov=""))
+    before = draw(3, VOCAB, 64)
+    pairs = [pair for tokens, _, prompt in heard((2,)) for pair in itertools.pairwise(tokens[prompt - 1 :])]
+    tensors["markov_head.markov_w1.weight"] = before
+    tensors["markov_head.markov_w2.weight"] = fit(before[[first for first, _ in pairs]], [second for _, second in pairs])
+    tensors["lm_head.weight"] = 0.3 * fit(*blocks(layout, tensors))
+    tensors["confidence_head.proj.weight"] = torch.zeros(1, HIDDEN + 64)
+    tensors["confidence_head.proj.bias"] = torch.tensor([0.4])
+    return write(folder, tensors | {"d2t": torch.zeros(VOCAB, dtype=torch.int64)}, layout.config)
+
+
+def blocks(layout: Layout, tensors: dict[str, Tensor], places: int = 3) -> tuple[Tensor, list[int]]:
+    """(states of the first rows that guess, the tokens there) of blocks at every place of the answers."""
+    states, wanted = [], []
+    for tokens, features, prompt in heard(layout.taps):
+        for root in range(prompt, len(tokens) - places):
+            hidden = block_hidden(tensors, plain_config(layout), features[:root], tokens[root], target().table)
+            states.append(hidden[not layout.anchor :][:places])
+            wanted += tokens[root + 1 : root + 1 + places]
+    return torch.cat(states), wanted
+
+
+FOLDERS = {"medusa": write_medusa, "mlp": write_mlp, "dflash": write_dflash, "dspark": write_dspark}
 """Names for specs to put in braces, and what writes the folder."""

@@ -1,0 +1,178 @@
+"""Tiny random heads for the tiny target of the engine tests, in the layouts in which such heads are published, and rows that are told of
+by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from forerun.engine.drafters.draft import Commit, Draft, Drafter, Place
+from forerun.engine.drafters.registry import Host, Setting, open_drafter
+from forerun.engine.kv import Table
+from forerun.messages import SamplingParams
+from tests.engine.drafters.companions import host
+from tests.engine.tiny import VOCAB, TinyModel
+
+HIDDEN = TinyModel.hidden
+DRAFT_VOCAB = 40
+INNER = 48
+
+
+def config_of(**changes: Any) -> dict[str, Any]:
+    """Of a decoder layer: two query heads over one of keys and values."""
+    return {
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "num_hidden_layers": 1,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e4,
+        "max_position_embeddings": 4096,
+        "vocab_size": VOCAB,
+    } | changes
+
+
+class Draw:
+    """Random tensors, one after the other."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def matrix(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self._generator) * 1.5 * shape[-1] ** -0.5
+
+    def norm(self, width: int) -> Tensor:
+        return 1.0 + 0.3 * torch.randn(width, generator=self._generator)
+
+    def layer(self, at: str, width: int, norms: Sequence[str], head_norms: bool = False, biases: bool = False) -> dict[str, Tensor]:
+        """A Llama layer whose attention reads `width` values."""
+        sizes = {"q": 32, "k": 16, "v": 16}
+        made = {f"{at}self_attn.{part}_proj.weight": self.matrix(rows, width) for part, rows in sizes.items()}
+        if biases:
+            made |= {f"{at}self_attn.{part}_proj.bias": self.matrix(rows) for part, rows in sizes.items()}
+        if head_norms:
+            made |= {f"{at}self_attn.{part}_norm.weight": self.norm(16) for part in "qk"}
+        made |= {f"{at}self_attn.o_proj.weight": self.matrix(HIDDEN, 32), f"{at}mlp.down_proj.weight": self.matrix(HIDDEN, INNER)}
+        made |= {f"{at}mlp.{part}_proj.weight": self.matrix(INNER, HIDDEN) for part in ("gate", "up")}
+        return made | {f"{at}{name}.weight": self.norm(HIDDEN) for name in ("post_attention_layernorm", *norms)}
+
+
+def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def reduced(draw: Draw, vocab: int) -> dict[str, Tensor]:
+    """A draft vocabulary of every other token, and more of the last ones."""
+    ids = torch.tensor(sorted({*range(1, VOCAB, 2)} - {*range(1, 2 * (len(range(1, VOCAB, 2)) - vocab), 2)}))
+    assert len(ids) == vocab
+    known = torch.zeros(VOCAB, dtype=torch.bool)
+    known[ids] = True
+    return {"lm_head.weight": draw.matrix(vocab, HIDDEN), "d2t": ids - torch.arange(vocab), "t2d": known}
+
+
+def write_eagle3(folder: Path, variant: str = "plain", seed: int = 5) -> Path:
+    """`variant`: plain (SafeAILab's layout), speculators (with the norms that it names), deepspec (its own names, two layers, norms of
+    heads, all tokens), biased (biases, q and k normed)."""
+    draw = Draw(seed)
+    if variant == "speculators":
+        settings = {
+            "norm_before_residual": True,
+            "norm_before_fc": True,
+            "norm_output": True,
+            "eagle_aux_hidden_state_layer_ids": [1, 0, 2],
+        }
+        tensors = {"fc.weight": draw.matrix(HIDDEN, 3 * HIDDEN), "input_norm.weight": draw.norm(3 * HIDDEN)}
+        tensors |= draw.layer("layers.0.", 2 * HIDDEN, ("hidden_norm", "input_layernorm")) | reduced(draw, DRAFT_VOCAB)
+        tensors |= {"norm.weight": draw.norm(HIDDEN), "embed_tokens.weight": draw.matrix(VOCAB, HIDDEN) * 3}
+        nested = {"speculators_model_type": "eagle3", "draft_vocab_size": DRAFT_VOCAB, "transformer_layer_config": config_of()}
+        return write(folder, nested | settings, tensors)
+    if variant == "deepspec":
+        tensors = {"fc.weight": draw.matrix(HIDDEN, 2 * HIDDEN), "norm.weight": draw.norm(HIDDEN)}
+        tensors |= draw.layer("layers.0.", 2 * HIDDEN, ("hidden_norm", "input_layernorm"), head_norms=True)
+        tensors |= draw.layer("layers.1.", HIDDEN, ("input_layernorm",), head_norms=True)
+        tensors |= {"lm_head.weight": draw.matrix(VOCAB, HIDDEN), "embed_tokens.weight": draw.matrix(VOCAB, HIDDEN) * 3}
+        return write(folder, config_of(target_layer_ids=[0, 1], num_hidden_layers=2), tensors)
+    tensors = {"fc.weight": draw.matrix(HIDDEN, 3 * HIDDEN), "norm.weight": draw.norm(HIDDEN)}
+    tensors |= draw.layer("midlayer.", 2 * HIDDEN, ("hidden_norm", "input_layernorm"), variant == "biased", variant == "biased")
+    tensors |= reduced(draw, DRAFT_VOCAB)
+    more: dict[str, Any] = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "use_aux_hidden_state": True}}
+    if variant == "biased":
+        tensors |= {f"fc_norm.{i}.weight": draw.norm(HIDDEN) for i in range(3)}
+        more |= {"fc_norm": True}
+    return write(folder, config_of(architectures=["LlamaForCausalLMEagle3"], draft_vocab_size=DRAFT_VOCAB, **more), tensors)
+
+
+def write_eagle1(folder: Path, bias: bool = True, seed: int = 6) -> Path:
+    draw = Draw(seed)
+    tensors = {"fc.weight": draw.matrix(HIDDEN, 2 * HIDDEN)} | ({"fc.bias": draw.matrix(HIDDEN)} if bias else {})
+    tensors |= draw.layer("layers.0.", HIDDEN, ())
+    return write(folder, config_of(architectures=["LlamaForCausalLM"], bias=bias), tensors)
+
+
+@dataclasses.dataclass
+class Told:
+    """A drafter and one row of it that is told of by hand: `tokens` with the newest at the end, and the features of all but that."""
+
+    drafter: Drafter
+    table: Table
+    tokens: list[int]
+    features: Tensor
+    row: int = 2
+    known: int = 0
+
+    def tell(self, count: int, ends: bool | None = None) -> None:
+        """The next `count` tokens became true; the root is the one behind them, if `ends` (as a rule: at the last)."""
+        last = self.known + count
+        ends = last == len(self.tokens) - 1 if ends is None else ends
+        part, features = self.tokens[self.known : last], self.features[self.known : last]
+        params = SamplingParams(seed=0, prompt_tokens=len(self.tokens) - 1, max_new_tokens=1 << 30)
+        newest = self.tokens[last] if ends else None
+        self.drafter.absorb(Commit([self.row], [self.known], [part], [newest], [features], [len(self.tokens)], [""], [params]))
+        self.known = last
+
+    def draft(self, most: int) -> Draft:
+        return self.drafter.propose([self.row], [most])[0]
+
+
+def around(longest: int = 1200) -> Host:
+    """A worker whose target may have sequences of this length."""
+    made = host()
+    made.model.max_tokens = longest
+    return made
+
+
+def opened(spec: str, nodes: int, tree: bool = True, longest: int = 1200, within: Host | None = None) -> tuple[Drafter, Table]:
+    """A drafter in a place of its own: scattered pages for four rows."""
+    within = within or around(longest)
+    drafter = open_drafter(spec, Setting(nodes, tree, within))
+    size = within.backend.caps.page_tokens
+    table = Table(16, longest + 64, size)
+    count = -(-(longest + 64) // size)
+    pages = np.random.default_rng(0).permutation(4 * count + 8)
+    for row in range(4):
+        table.grant(row, pages[row * count : (row + 1) * count].tolist())
+    pools = tuple(within.backend.pool(each, len(pages)) for each in drafter.needs.pools)
+    drafter.needs.attach(Place(pools, table, 16, longest))
+    return drafter, table
+
+
+def told(spec: str, length: int, nodes: int, tree: bool = True, seed: int = 0, **more: Any) -> Told:
+    """`length`: tokens that have features."""
+    drafter, table = opened(spec, nodes, tree, **more)
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(VOCAB, (length + 1,), generator=generator).tolist()
+    return Told(drafter, table, tokens, torch.randn(length, len(drafter.needs.layers) * HIDDEN, generator=generator))
