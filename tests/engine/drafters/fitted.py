@@ -17,7 +17,7 @@ from torch import Tensor
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Terms
 from tests.engine.drafters.blocks import LAYOUTS, Layout, plain_config, target, tensors_of
 from tests.engine.drafters.golden import HIDDEN, draw, write
-from tests.engine.drafters.nets import write_eagle3
+from tests.engine.drafters.nets import write_eagle1, write_eagle3
 from tests.engine.drafters.plain import block_hidden, mlp_stage
 from tests.engine.drafters.plain_eagle import Golden
 from tests.engine.test_identity import KINDS, prompt_of
@@ -162,5 +162,12 @@ def blocks(layout: Layout, tensors: dict[str, Tensor], places: int = 3) -> tuple
     return torch.cat(states), wanted
 
 
-FOLDERS = {"medusa": write_medusa, "mlp": write_mlp, "dflash": write_dflash, "dspark": write_dspark}
+FOLDERS = {
+    "medusa": write_medusa,
+    "mlp": write_mlp,
+    "eagle3": write_fitted_eagle3,
+    "eagle1": write_eagle1,
+    "dflash": write_dflash,
+    "dspark": write_dspark,
+}
 """Names for specs to put in braces, and what writes the folder."""
