@@ -351,6 +351,13 @@ void weigh_block(const Queries& all, const View* views, const T* const* values, 
     }
 }
 
+// Pages lie scattered, and the machine's own prefetcher stops at the end of each: without this every page would be waited for.
+template <class T>
+FR_INLINE void fetch(const T* const* pages, int page0, int page1, int D) {
+    for (int page = page0; page < page1; ++page)
+        for (int64_t at = 0; at < page_elements<T>(D); at += 64 / int64_t(sizeof(T))) __builtin_prefetch(pages[page] + at, 0, 2);
+}
+
 template <class T>
 void attend(const fr::Attention& a, int segment, int kv_head, int row0, int row1, void* memory) {
     const int D = a.D, group = a.heads / a.kv_heads, rows = row1 - row0, queries = rows * group;
@@ -388,6 +395,8 @@ void attend(const fr::Attention& a, int segment, int kv_head, int row0, int row1
 
     View* here = scratch.take<View>(rows);
     for (int page = first / BLOCK * BLOCK; page < pages; page += BLOCK) {
+        const int from = first > page ? first : page, to = shared < page + BLOCK ? shared : page + BLOCK;
+        fetch(keys, from, to, D), fetch(values, from, to, D);
         for (int r = 0; r < rows; ++r) here[r] = within_block<T>(views[r], page, D);
         score_block<T>(all, here, keys + page, D);
         for (int i = 0; i < queries; ++i)

@@ -12,7 +12,6 @@ enum Format : int32_t { F32 = 0, BF16 = 1, INT8 = 2, INT8_GROUPS = 3, INT4 = 4, 
 constexpr int PANEL = 32;         // columns of a packed weight that lie together
 constexpr int GROUP = 32;         // k of a quantised weight that share a scale
 constexpr int PAGE = 16;          // positions of a KV page
-constexpr int MOST_TILE_ROWS = 12;  // rows that any instruction set multiplies at once
 // Bytes of a page of one KV head, keys or values (kv.h).
 static constexpr size_t page_bytes(Format format, int D) { return size_t(PAGE) * (format == INT8 ? size_t(D) + 4 : size_t(D) * (format == BF16 ? 2 : 4)); }
 constexpr int ROW_BLOCK = 32;     // most rows of one attention task
@@ -53,8 +52,8 @@ struct Rope {
 
 struct Kernels {
     const char* name;
-    int32_t tile_rows;  // most rows of a tile
 
+    int32_t (*tiles)(Format format, int32_t rows);     // into how many tiles rows are cut
     size_t (*packed_bytes)(Format format, int32_t K);  // of one packed row of x
     void (*pack_rows)(const Product& p, int32_t tile0, int32_t tile1);
     void (*multiply)(const Product& p, int32_t panel0, int32_t panel1, int32_t tile0, int32_t tile1);

@@ -7,8 +7,7 @@
 //   bf16: [k/2][column][k%2]                      with bf16 dot products [k/2][row][k%2] bf16
 //   f32:  [k][column]                             else                   [k][row] float
 //
-// For few rows the weights stream from memory once, through M·2P accumulators; for many, a block of a panel stays in cache while all
-// row tiles pass over it.
+// For few rows the weights stream from memory once; for many, a block of a panel stays in cache while all row tiles pass over it.
 #pragma once
 
 #include "kernels.h"
@@ -20,7 +19,7 @@
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int TILE_ROWS = 12;   // 24 accumulators of 32 registers
+constexpr int TILE_ROWS = 14;   // 28 accumulators of 32 registers
 constexpr int TWIN_ROWS = 4;    // up to here two panels at once
 #elif defined(__AVX2__)
 constexpr int TILE_ROWS = 3;    // 12 accumulators of 16 registers
@@ -45,41 +44,51 @@ constexpr bool DOTS = true;
 constexpr bool DOTS = false;
 #endif
 
-// One step of the chain: `K` elements of k. Weights and activations of a step, and how they meet.
+#if defined(__clang__)
+#define FR_UNROLL _Pragma("unroll")
+#else
+#define FR_UNROLL _Pragma("GCC unroll 32")  // else gcc keeps arrays of more than sixteen in memory
+#endif
+
+// One step of the chain: `K` elements of k. Weights and activations of a step, and how they meet in M rows by N vectors of columns: half a panel,
+// one, or two.
 struct StepF32 {
+    static constexpr int MOST = TILE_ROWS;  // rows of a tile
     static constexpr int K = 1;
     static constexpr int W = fr::PANEL;  // weight elements of a panel in a step
     static constexpr int A = 1;          // activation elements of a row in a step
     typedef float Weight;
     typedef float Act;
-    template <int M, int P>
-    FR_INLINE void go(V (&acc)[M][2 * P], const Weight* const (&w)[P], const Act* x) {
-        V b[2 * P];
-        for (int p = 0; p < P; ++p) b[2 * p] = load(w[p]), b[2 * p + 1] = load(w[p] + LANES);
+    template <int M, int N>
+    FR_INLINE void go(V (&acc)[M][N], const Weight* const (&w)[(N + 1) / 2], const Act* x) {
+        V b[N];
+        for (int j = 0; j < N; ++j) b[j] = load(w[j / 2] + j % 2 * LANES);
+        FR_UNROLL
         for (int m = 0; m < M; ++m) {
             V a = set(x[m]);
-            for (int j = 0; j < 2 * P; ++j) acc[m][j] = fma(a, b[j], acc[m][j]);
+            for (int j = 0; j < N; ++j) acc[m][j] = fma(a, b[j], acc[m][j]);
         }
     }
 };
 
 #if defined(__AVX512BF16__)
 struct StepBf16 {
+    // So many rows are one tile over one half of a panel after the other: every weight is read once, and with bf16 dot products it still
+    // arrives just in time (a load and a broadcast more per vector cost nothing there).
+    static constexpr int MOST = 28;
     static constexpr int K = 2;
     static constexpr int W = fr::PANEL * 2;
     static constexpr int A = 1;
     typedef bf16 Weight;
     typedef uint32_t Act;  // two bf16
-    template <int M, int P>
-    FR_INLINE void go(V (&acc)[M][2 * P], const Weight* const (&w)[P], const Act* x) {
-        __m512bh b[2 * P];
-        for (int p = 0; p < P; ++p) {
-            b[2 * p] = (__m512bh)_mm512_load_si512(w[p]);
-            b[2 * p + 1] = (__m512bh)_mm512_load_si512(w[p] + 2 * LANES);
-        }
+    template <int M, int N>
+    FR_INLINE void go(V (&acc)[M][N], const Weight* const (&w)[(N + 1) / 2], const Act* x) {
+        __m512bh b[N];
+        for (int j = 0; j < N; ++j) b[j] = (__m512bh)_mm512_load_si512(w[j / 2] + j % 2 * 2 * LANES);
+        FR_UNROLL
         for (int m = 0; m < M; ++m) {
             __m512bh a = (__m512bh)_mm512_set1_epi32(int(x[m]));
-            for (int j = 0; j < 2 * P; ++j) acc[m][j].x = _mm512_dpbf16_ps(acc[m][j].x, b[j], a);
+            for (int j = 0; j < N; ++j) acc[m][j].x = _mm512_dpbf16_ps(acc[m][j].x, b[j], a);
         }
     }
 };
@@ -103,16 +112,17 @@ FR_INLINE void split_pairs(const bf16* w, V& even, V& odd) {
 #endif
 
 struct StepBf16 {
+    static constexpr int MOST = TILE_ROWS;
     static constexpr int K = 2;
     static constexpr int W = fr::PANEL * 2;
     static constexpr int A = 2;
     typedef bf16 Weight;
     typedef float Act;  // already rounded to bf16; [2][M] a step
-    template <int M, int P>
-    FR_INLINE void go(V (&acc)[M][2 * P], const Weight* const (&w)[P], const Act* x) {
-        for (int j = 0; j < 2 * P; ++j) {
+    template <int M, int N>
+    FR_INLINE void go(V (&acc)[M][N], const Weight* const (&w)[(N + 1) / 2], const Act* x) {
+        for (int j = 0; j < N; ++j) {
             V even, odd;
-            split_pairs(w[j / 2] + (j % 2) * 2 * LANES, even, odd);
+            split_pairs(w[j / 2] + j % 2 * 2 * LANES, even, odd);
             for (int m = 0; m < M; ++m) acc[m][j] = fma(set(x[M + m]), odd, fma(set(x[m]), even, acc[m][j]));
         }
     }
@@ -130,23 +140,25 @@ struct Tile {
     int64_t ahead;      // fetch weights so many bytes ahead, 0 = not
 };
 
-template <int M, int P, bool FULL>
-FR_INLINE void begin(const Tile& t, V (&acc)[M][2 * P]) {
+template <int M, int N, bool FULL>
+FR_INLINE void begin(const Tile& t, V (&acc)[M][N]) {
+    FR_UNROLL
     for (int m = 0; m < M; ++m)
-        for (int j = 0; j < 2 * P; ++j) {
+        for (int j = 0; j < N; ++j) {
             const int left = t.columns - j * LANES;
             const float* y = t.y + m * t.y_stride + j * LANES;
             acc[m][j] = t.first || left <= 0 ? zero() : FULL || left >= LANES ? load(y) : load(y, left);
         }
 }
 
-template <int M, int P, bool FULL>
-FR_INLINE void finish(const Tile& t, const V (&acc)[M][2 * P]) {
-    for (int j = 0; j < 2 * P; ++j) {
+template <int M, int N, bool FULL>
+FR_INLINE void finish(const Tile& t, const V (&acc)[M][N]) {
+    for (int j = 0; j < N; ++j) {
         const int left = FULL ? LANES : t.columns - j * LANES, n = left > LANES ? LANES : left;
         if (n <= 0) continue;
         const bool biased = t.last && t.bias;
         const V bias = biased ? (FULL ? load(t.bias + j * LANES) : load(t.bias + j * LANES, n)) : zero();
+        FR_UNROLL
         for (int m = 0; m < M; ++m) {
             const V value = biased ? acc[m][j] + bias : acc[m][j];
             float* y = t.y + m * t.y_stride + j * LANES;
@@ -155,44 +167,57 @@ FR_INLINE void finish(const Tile& t, const V (&acc)[M][2 * P]) {
     }
 }
 
-template <class Step, int M, int P>
+template <class Step, int M, int N>
 void tile(const Tile& t, const typename Step::Weight* panel, const typename Step::Act* x) {
-    const bool full = t.columns >= P * fr::PANEL;
-    V acc[M][2 * P];
-    full ? begin<M, P, true>(t, acc) : begin<M, P, false>(t, acc);
-    const typename Step::Weight* w[P];
-    for (int p = 0; p < P; ++p) w[p] = panel + p * t.w_stride;
+    constexpr int PANELS = (N + 1) / 2, BYTES = Step::W * int(sizeof(typename Step::Weight)) * N / 2;  // that a step reads
+    const bool full = t.columns >= N * LANES;
+    V acc[M][N];
+    full ? begin<M, N, true>(t, acc) : begin<M, N, false>(t, acc);
+    const typename Step::Weight* w[PANELS];
+    for (int p = 0; p < PANELS; ++p) w[p] = panel + p * t.w_stride;
     const auto step = [&] {
-        Step::template go<M, P>(acc, w, x);
-        for (int p = 0; p < P; ++p) w[p] += Step::W;
+        Step::template go<M, N>(acc, w, x);
+        for (int p = 0; p < PANELS; ++p) w[p] += Step::W;
         x += M * Step::A;
     };
     if (t.ahead) {
         for (int s = 0; s < t.steps; ++s) {
-            for (int p = 0; p < P; ++p)
-                for (size_t line = 0; line < Step::W * sizeof(typename Step::Weight); line += 64)
-                    __builtin_prefetch((const char*)w[p] + t.ahead + line, 0, 2);
+            for (int p = 0; p < PANELS; ++p)
+                for (int line = 0; line < BYTES / PANELS; line += 64) __builtin_prefetch((const char*)w[p] + t.ahead + line, 0, 2);
             step();
         }
     } else {
         for (int s = 0; s < t.steps; ++s) step();
     }
-    full ? finish<M, P, true>(t, acc) : finish<M, P, false>(t, acc);
+    full ? finish<M, N, true>(t, acc) : finish<M, N, false>(t, acc);
 }
 
 template <class Step>
 using TileFn = void (*)(const Tile&, const typename Step::Weight*, const typename Step::Act*);
 
-template <class Step, int P, int M = TILE_ROWS>
+// A tile of exactly `rows` rows, between LEAST and MOST, and N vectors.
+template <class Step, int N, int LEAST, int MOST>
 FR_INLINE TileFn<Step> choose(int rows) {
-    if constexpr (M == 0) {
+    if constexpr (MOST < LEAST) {
         return nullptr;
     } else {
-        if (P == 1 || M <= TWIN_ROWS)
-            if (rows == M) return tile<Step, M, (M <= TWIN_ROWS ? P : 1)>;
-        return choose<Step, P, M - 1>(rows);
+        return rows == MOST ? tile<Step, MOST, N> : choose<Step, N, LEAST, MOST - 1>(rows);
     }
 }
+
+// Many rows by one half of a panel after the other.
+template <class Step>
+FR_INLINE void halves(Tile job, const typename Step::Weight* w, const typename Step::Act* x, int rows) {
+    TileFn<Step> run = choose<Step, 1, TILE_ROWS + 1, Step::MOST>(rows);
+    run(job, w, x);
+    if (job.columns <= LANES) return;
+    job.y += LANES, job.columns -= LANES;
+    if (job.bias) job.bias += LANES;
+    run(job, w + Step::W / 2, x);
+}
+
+// Into how many tiles so many rows are cut.
+FR_INLINE int tiles_of(int most, int rows) { return rows <= most ? 1 : (rows + TILE_ROWS - 1) / TILE_ROWS; }
 
 FR_INLINE int tile_start(const fr::Product& p, int t) { return int(int64_t(p.rows) * t / p.tiles); }
 
@@ -216,10 +241,15 @@ void multiply_format(const fr::Product& p, int panel0, int panel1, int tile0, in
                 // One tile: the stream of weights further on. The last of several: the panels that come next, while these are in cache.
                 const bool next = t + 1 == tile1 && panel + twin < panel1;
                 const int64_t ahead = tile1 - tile0 == 1 ? (rows > TWIN_ROWS ? AHEAD : 0) : next ? twin * w_stride * int64_t(sizeof(Weight)) : 0;
-                Tile job{here, w_stride, p.y + row * p.y_stride + column, p.y_stride, p.bias ? p.bias + column : nullptr,
-                         p.N - column, s == 0, s + here == steps, ahead};
-                TileFn<Step> run = twin == 2 ? choose<Step, 2>(rows) : choose<Step, 1>(rows);
-                run(job, w + int64_t(s) * Step::W, x);
+                const Tile job{here, w_stride, p.y + row * p.y_stride + column, p.y_stride, p.bias ? p.bias + column : nullptr,
+                               p.N - column, s == 0, s + here == steps, ahead};
+                const Weight* from = w + int64_t(s) * Step::W;
+                if (twin == 2)
+                    choose<Step, 4, 1, TWIN_ROWS>(rows)(job, from, x);
+                else if (rows <= TILE_ROWS)
+                    choose<Step, 2, 1, TILE_ROWS>(rows)(job, from, x);
+                else
+                    halves<Step>(job, from, x, rows);
             }
         }
         panel += twin;
@@ -233,10 +263,51 @@ void multiply(const fr::Product& p, int32_t panel0, int32_t panel1, int32_t tile
         multiply_format<StepF32>(p, panel0, panel1, tile0, tile1);
 }
 
+int32_t tiles(fr::Format format, int32_t rows) { return tiles_of(format == fr::BF16 ? StepBf16::MOST : StepF32::MOST, rows); }
+
 size_t packed_bytes(fr::Format format, int32_t K) {
     if (format == fr::F32) return size_t(K) * 4;
     return size_t((K + 1) / 2) * (DOTS ? 4 : 8);
 }
+
+#if defined(__AVX512BF16__)
+// 32 floats of a row, or `left` of them and zeros, as sixteen pairs of bf16.
+FR_INLINE __m512i pairs(const float* x, int left) {
+    const V low = left >= LANES ? load(x) : load(x, left);
+    const V high = left >= 2 * LANES ? load(x + LANES) : left > LANES ? load(x + LANES, left - LANES) : zero();
+    return (__m512i)_mm512_cvtne2ps_pbh(high.x, low.x);
+}
+
+// r[i][j] ↔ r[j][i].
+FR_INLINE void transpose(__m512i (&r)[16]) {
+    __m512i t[16];
+    for (int i = 0; i < 16; i += 2) t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]), t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    for (int i = 0; i < 16; i += 4)
+        for (int h = 0; h < 2; ++h) {
+            r[i + 2 * h] = _mm512_unpacklo_epi64(t[i + h], t[i + h + 2]);
+            r[i + 2 * h + 1] = _mm512_unpackhi_epi64(t[i + h], t[i + h + 2]);
+        }
+    // r[4a + c] holds column c of each quarter q for the rows 4a … 4a+3: gather the quarters.
+    for (int c = 0; c < 4; ++c) {
+        const __m512i ab = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x88), ab2 = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xdd);
+        const __m512i cd = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0x88), cd2 = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0xdd);
+        t[c] = _mm512_shuffle_i32x4(ab, cd, 0x88), t[8 + c] = _mm512_shuffle_i32x4(ab, cd, 0xdd);
+        t[4 + c] = _mm512_shuffle_i32x4(ab2, cd2, 0x88), t[12 + c] = _mm512_shuffle_i32x4(ab2, cd2, 0xdd);
+    }
+    for (int i = 0; i < 16; ++i) r[i] = t[i];
+}
+
+// `count` ≤ 16 rows of a tile of M, side by side.
+void pack_together(const float* x, int K, int count, uint32_t* to, int M) {
+    const __mmask16 rows = __mmask16((1u << count) - 1);
+    for (int k = 0; k < K; k += 2 * LANES, to += LANES * M) {
+        __m512i r[16];
+        for (int i = 0; i < 16; ++i) r[i] = i < count ? pairs(x + int64_t(i) * K + k, K - k) : _mm512_setzero_si512();
+        transpose(r);
+        for (int i = 0; i < LANES && 2 * i < K - k; ++i) _mm512_mask_storeu_epi32(to + int64_t(i) * M, rows, r[i]);
+    }
+}
+#endif
 
 void pack_rows(const fr::Product& p, int32_t tile0, int32_t tile1) {
     const size_t row_bytes = packed_bytes(p.format, p.K);
@@ -251,18 +322,16 @@ void pack_rows(const fr::Product& p, int32_t tile0, int32_t tile1) {
                 continue;
             }
 #if defined(__AVX512BF16__)
-            uint32_t* to = (uint32_t*)out + m;
-            int k = 0;
-            for (; k + LANES <= p.K; k += LANES, to += 8 * M) {
-                alignas(32) uint32_t pair[8];
-                _mm256_store_si256((__m256i*)pair, (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x + k)));
-                for (int i = 0; i < 8; ++i) to[i * M] = pair[i];
+            if (M >= 4) {
+                if (m % LANES == 0) pack_together(x, p.K, M - m < LANES ? M - m : LANES, (uint32_t*)out + m, M);
+                continue;
             }
-            if (k < p.K) {
+            uint32_t* to = (uint32_t*)out + m;
+            for (int k = 0; k < p.K; k += 2 * LANES, to += LANES * M) {
                 const int left = p.K - k;
-                alignas(32) uint32_t pair[8];
-                _mm256_store_si256((__m256i*)pair, (__m256i)_mm512_cvtneps_pbh(load(x + k, left).x));
-                for (int i = 0; i < (left + 1) / 2; ++i) to[i * M] = pair[i];
+                alignas(64) uint32_t pair[LANES];
+                _mm512_store_si512(pair, pairs(x + k, left));
+                for (int i = 0; i < LANES && 2 * i < left; ++i) to[i * M] = pair[i];
             }
 #elif defined(FR_NEON_DOTS)
             pack_pairs(x, p.K, (uint32_t*)out + m, M);

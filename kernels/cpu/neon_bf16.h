@@ -11,6 +11,7 @@ namespace {
 #define FR_NEON_DOTS
 
 struct StepBf16 {
+    static constexpr int MOST = 3;  // rows of a tile
     static constexpr int K = 2;
     static constexpr int W = fr::PANEL * 2;
     static constexpr int A = 1;
@@ -20,10 +21,10 @@ struct StepBf16 {
     FR_INLINE float32x4_t dot(float32x4_t sum, const Weight* w, bfloat16x8_t x) {
         return vbfdotq_f32(sum, vreinterpretq_bf16_u16(vld1q_u16(w)), x);
     }
-    template <int M, int P>
-    FR_INLINE void go(V (&acc)[M][2 * P], const Weight* const (&w)[P], const Act* x) {
-        for (int j = 0; j < 2 * P; ++j) {
-            const Weight* b = w[j / 2] + (j % 2) * 2 * LANES;
+    template <int M, int N>
+    FR_INLINE void go(V (&acc)[M][N], const Weight* const (&w)[(N + 1) / 2], const Act* x) {
+        for (int j = 0; j < N; ++j) {
+            const Weight* b = w[j / 2] + j % 2 * 2 * LANES;
             for (int m = 0; m < M; ++m) {
                 const bfloat16x8_t a = vreinterpretq_bf16_u32(vdupq_n_u32(x[m]));
                 V& y = acc[m][j];

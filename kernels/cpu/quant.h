@@ -29,6 +29,7 @@ namespace {
 constexpr int GROUP = fr::GROUP;
 constexpr int PAIRS = GROUP / 2;
 constexpr int HALF = fr::PANEL / 2;  // columns of a vector
+constexpr int GROUP_ROWS = TILE_ROWS < 12 ? TILE_ROWS : 12;  // of a tile
 
 #if defined(__AVX512F__)
 constexpr int KEPT_ROWS = 5;  // up to here the registers hold the sums of a group and those over groups
@@ -228,7 +229,7 @@ void group_tile(const Tile& t, const Layout& lies, const uint8_t* w, const int32
     Sums<M> sums;
     {
         V y[M][2];
-        full ? begin<M, 1, true>(t, y) : begin<M, 1, false>(t, y);
+        full ? begin<M, 2, true>(t, y) : begin<M, 2, false>(t, y);
         for (int m = 0; m < M; ++m) sums.put(m, 0, y[m][0]), sums.put(m, 1, y[m][1]);
     }
     for (int s = 0; s < t.steps; ++s, w += lies.bytes, x += M * ROW_WORDS) {
@@ -256,12 +257,12 @@ void group_tile(const Tile& t, const Layout& lies, const uint8_t* w, const int32
         const V unit = load(units + j * LANES);
         for (int m = 0; m < M; ++m) y[m][j] = t.last ? sums.get(m, j) * unit : sums.get(m, j);
     }
-    full ? finish<M, 1, true>(t, y) : finish<M, 1, false>(t, y);
+    full ? finish<M, 2, true>(t, y) : finish<M, 2, false>(t, y);
 }
 
 using GroupTileFn = void (*)(const Tile&, const Layout&, const uint8_t*, const int32_t*, const float*);
 
-template <class Codes, int M = TILE_ROWS>
+template <class Codes, int M = GROUP_ROWS>
 FR_INLINE GroupTileFn choose_groups(int rows) {
     if constexpr (M == 0) {
         return nullptr;
@@ -334,6 +335,10 @@ void pack_groups(const fr::Product& p, int tile0, int tile1) {
 
 size_t packed_bytes_any(fr::Format format, int32_t K) {
     return format >= fr::INT8 ? size_t((K + GROUP - 1) / GROUP) * ROW_WORDS * 4 : packed_bytes(format, K);
+}
+
+int32_t tiles_any(fr::Format format, int32_t rows) {
+    return format >= fr::INT8 ? (rows + GROUP_ROWS - 1) / GROUP_ROWS : tiles(format, rows);
 }
 
 void pack_rows_any(const fr::Product& p, int32_t tile0, int32_t tile1) {

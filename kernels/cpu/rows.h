@@ -89,10 +89,22 @@ void rope(const fr::Rope& r, int32_t row0, int32_t row1) {
 FR_INLINE void narrow(float x, float& to) { to = x; }
 FR_INLINE void narrow(float x, bf16& to) { to = round_bf16(x); }
 
+// The lines that the entry of a slot lies in.
+template <class T>
+FR_INLINE void fetch_entry(const T* keys, const T* values, int slot, int heads, int D) {
+    for (int h = 0; h < heads; ++h) {
+        const int64_t at = (int64_t(slot / fr::PAGE) * heads + h) * fr::PAGE * D;
+        for (int64_t d = 0; d < D; d += 64 / (fr::PAGE * int(sizeof(T)))) __builtin_prefetch(keys + at + d * fr::PAGE, 1);
+        for (int64_t d = 0; d < D; d += 64 / int(sizeof(T))) __builtin_prefetch(values + at + slot % fr::PAGE * D + d, 1);
+    }
+}
+
 template <class T>
 void write_rows(const float* kv, int64_t stride, T* keys, T* values, const int32_t* slots, int heads, int D, int row0, int row1) {
     for (int row = row0; row < row1; ++row) {
         const int64_t page = slots[row] / fr::PAGE, offset = slots[row] % fr::PAGE;
+        const int later = row + 4 < row1 ? row + 4 : row;  // a page of another sequence is far away
+        fetch_entry(keys, values, slots[later], heads, D);
         for (int h = 0; h < heads; ++h) {
             const float* k = kv + row * stride + int64_t(h) * D;
             const float* v = k + int64_t(heads) * D;

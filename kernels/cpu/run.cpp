@@ -151,7 +151,7 @@ void Call::product(const float* x, const void* w, const float* bias, float* y, i
     Product p{};
     p.w = w, p.x = x, p.bias = bias, p.y = y, p.y_stride = N, p.K = K, p.N = N, p.rows = rows;
     p.format = Format(format);
-    p.tiles = (rows + k_.tile_rows - 1) / k_.tile_rows;
+    p.tiles = k_.tiles(p.format, rows);
     const size_t bytes = rows * k_.packed_bytes(p.format, K);
     p.packed = c_.packed.room<char>(bytes);
     const int32_t panels = (N + PANEL - 1) / PANEL, threads = c_.pool.threads();
