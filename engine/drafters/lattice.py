@@ -39,7 +39,7 @@ RANKS = 10
 """candidates of a level, at most: as many as any published tree shape names"""
 LEAST_SURVIVAL = 0.02
 """a candidate beside the chain less likely than this is not looked for"""
-_DEPTHS, _CLASSES, _BINS = 8, 4, 20
+_DEPTHS, _CLASSES, BINS = 8, 4, 20
 """kinds of guesses: levels (deeper ones are one kind), ranks (the last stands for all beyond) and what the drafter says"""
 _USUAL, _USUAL_STEP = 0.6, 0.02
 """acceptance to expect of a level before it is computed: at first, and how fast it follows what levels turn out to promise"""
@@ -240,12 +240,12 @@ def lined_up(nodes: list[tuple[int, int, int]], rate: Sequence[float]) -> tuple[
 
 def _cell(sample: bool, depth: int, rank: int, chance: float) -> int:
     kind = (sample * _DEPTHS + min(depth, _DEPTHS - 1)) * _CLASSES + min(rank, _CLASSES - 1)
-    return kind * _BINS + min(_BINS - 1, int(chance * _BINS))
+    return kind * BINS + min(BINS - 1, int(chance * BINS))
 
 
 def _prior() -> list[float]:
     """Greedy: the heads mean what they say. With dice: two close distributions agree on most throws whatever the token's probability."""
-    middle = [(i + 0.5) / _BINS for i in range(_BINS)]
-    sampled = [[0.3 + 0.65 * chance for chance in middle], [0.15] * _BINS, [0.08] * _BINS, [0.04] * _BINS]
+    middle = [(i + 0.5) / BINS for i in range(BINS)]
+    sampled = [[0.3 + 0.65 * chance for chance in middle], [0.15] * BINS, [0.08] * BINS, [0.04] * BINS]
     greedy = [middle] * _CLASSES
     return [rate for kind in (greedy, sampled) for _ in range(_DEPTHS) for rank in kind for rate in rank]

@@ -31,17 +31,18 @@ class Tips:
         self._tips: dict[int, Tip] = {}
 
     def absorb(self, commit: Commit) -> list[tuple[int, list[int]]]:
-        """(row, the tokens that are new) of each row; a row that begins has no history."""
+        """(row, the tokens behind the root it had) of each row; none of a row that begins."""
         told: list[tuple[int, list[int]]] = []
         for i, number in enumerate(commit.rows):
             tip = self._tips.get(number)
-            if tip is None or not commit.start[i]:
+            begins = tip is None or not commit.start[i]
+            if tip is None or begins:
                 tip = self._tips[number] = Tip(open_row(commit, i))
             new = fresh(commit, i, len(tip.row.tokens))
             tip.row.commit(new, 0)
             ends = commit.next[i] is not None and commit.features is not None and len(commit.features[i]) > 0
             tip.state = commit.features[i][-1].clone() if ends and commit.features is not None else None
-            told.append((number, new))
+            told.append((number, [] if begins else new))
         return told
 
     def ready(self, rows: Sequence[int], budget: Sequence[int]) -> list[tuple[Row, Tensor, int]]:

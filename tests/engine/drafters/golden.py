@@ -76,7 +76,7 @@ def tell(drafter: Drafter, tokens: Sequence[int], features: Tensor, chunks: Sequ
         drafter.absorb(Commit([ROW], [first], [list(tokens[first:last])], [newest], [features[first:last]], told))
 
 
-def logits_of(monkeypatch: pytest.MonkeyPatch, drafter: Any, most: int = 8) -> tuple[Draft, list[Tensor]]:
+def logits_of(monkeypatch: pytest.MonkeyPatch, drafter: Any, most: int = 8, row: int = ROW) -> tuple[Draft, list[Tensor]]:
     """A draft for the row, and the logits [V] that each level of it was chosen from."""
     levels: Levels = drafter.levels
     seen: list[Tensor] = []
@@ -88,7 +88,7 @@ def logits_of(monkeypatch: pytest.MonkeyPatch, drafter: Any, most: int = 8) -> t
 
     with monkeypatch.context() as patch:
         patch.setattr(levels, "add", spy)
-        (draft,) = drafter.propose([ROW], [most])
+        (draft,) = drafter.propose([row], [most])
     return draft, seen
 
 

@@ -1,0 +1,189 @@
+"""DFlash: block diffusion drafting (2602.06036): `--speculator dflash=DIR[,tree=best|chain]`.
+
+    known tokens    t0 … tn−1 │ tn = root            entries of 0 … n−1 in the drafter's pool, made of the target's features there
+    a draft         one forward of [root, mask, mask, …] at n, n + 1, …     the row at n + j guesses the token there
+    what came true  features at n … n+m              become entries when the next draft is asked for; the block itself left nothing
+
+Every place is guessed by itself, so what the places say is a lattice: the best tree of it under the budget (DDTree, 2604.12989), or with
+`tree=chain` the likeliest token of each. `Blocks` is the drafter; what is made of a block's rows is its `Voice`'s business, so that DSpark
+(`dspark.py`) is the same drafter with another voice. Which of the two a checkpoint is, it says itself, whatever name it was given under.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from forerun.backends.base import PoolSpec
+from forerun.engine.drafters.dflash_load import BlockPlan, merged, read_net, read_output, read_plan
+from forerun.engine.drafters.dflash_net import BlockNet, Spot
+from forerun.engine.drafters.dflash_voice import ROWS, Marginals, Voice
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Place, Terms
+from forerun.engine.drafters.dspark import has_heads, read_spark
+from forerun.engine.drafters.heads import Heads, parse_value
+from forerun.engine.drafters.lattice import Lattice, Levels
+from forerun.engine.drafters.registry import Host, Setting
+from forerun.engine.drafters.taps import STORED, Traced, Trail
+
+log = logging.getLogger(__name__)
+
+MOST = 16
+"""nodes of a tree, unless told otherwise"""
+CATCH_UP = 512
+"""entries that are made up for in one call, beside those behind each root"""
+QUIET = 64
+"""commits without a question after which nobody is drafting"""
+
+
+class Dflash:
+    """Opens the drafter; what runs is `Blocks`. Registered as `dflash` and as `dspark`."""
+
+    @staticmethod
+    def open(value: str, setting: Setting) -> Blocks:
+        """`value`: the folder or hub id; `tree`: `best` (the default) or `chain`."""
+        host = setting.worker
+        place, options = parse_value("dflash", value, {"tree": ("best", "chain")})
+        heads = Heads.open(place, host)
+        config = merged(heads)
+        plan = read_plan(heads, config, host)
+        net, frame = read_net(heads, config, plan, host)
+        output = read_output(heads, plan, host)
+        ops, sparks = host.backend.ops, has_heads(heads)
+        voice: Voice = Marginals(ops, output)
+        if sparks:
+            voice = read_spark(heads, config, ops, output, host.model.hidden, host.model.vocab, output.vocab)
+        heads.close()
+        log.info(
+            "%s: %s in %s layout, blocks of %d behind layers %s%s",
+            heads.path,
+            "DSpark" if sparks else "DFlash",
+            plan.layout,
+            plan.size,
+            ", ".join(map(str, plan.taps)),
+            ", the root's row guesses too" if plan.anchor else "",
+        )
+        tree = setting.tree and options.get("tree") != "chain"
+        levels = Levels.open(host, tree, free=voice.free, targets=output.ids)
+        most = setting.nodes or (max(MOST, plan.places) if tree else plan.places)
+        pool = frame.pool(len(net.layers), heads.kept(heads.checkpoint.read(f"{heads.prefix}fc.weight").dtype))
+        return Blocks(net, plan, voice, levels, host, min(most, host.backend.caps.max_nodes), pool, heads.bytes, output.vocab)
+
+
+class Blocks:
+    """`most`: nodes of a draft; `pool`: of the net's layers; `vocab`: of the head."""
+
+    def __init__(
+        self,
+        net: BlockNet,
+        plan: BlockPlan,
+        voice: Voice,
+        levels: Levels,
+        host: Host,
+        most: int,
+        pool: PoolSpec,
+        weight_bytes: int,
+        vocab: int,
+    ) -> None:
+        self.net, self.plan, self.levels = net, plan, levels
+        self._voice = voice
+        self._ops, self._device = host.backend.ops, host.backend.device
+        self._table_of_tokens = host.model.shared().table
+        self._quiet = 0
+        rows, hidden = host.start.max_rows, host.model.hidden
+        work = (rows * plan.size + CATCH_UP) * net.width + net.gathered(plan.size)
+        work += (STORED + CATCH_UP) * len(plan.taps) * hidden + 2 * max(rows, ROWS) * vocab
+        self.needs = Needs(plan.taps, (pool,), most, lazy=False, weight_bytes=weight_bytes, work_bytes=4 * work, attach=self._attach)
+
+    @property
+    def late(self) -> int:
+        """Positions of the target that this drafter never saw, so far."""
+        return self._trail.late
+
+    def absorb(self, commit: Commit) -> None:
+        settle = self.levels.calibration
+        for i, (traced, new) in enumerate(self._trail.absorb(commit)):
+            if not commit.start[i]:
+                settle.forget(traced.row.number)
+            settle.settle(traced.row.number, new)
+        self._quiet += 1
+        if self._trail.excess and self._quiet <= QUIET:
+            self._enter_behind(self._trail.excess)
+        self._trail.shed()
+
+    def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
+        self._quiet = 0
+        lattices = {traced.row.number: (traced, Lattice(traced.row, most, depth)) for traced, most, depth in self._able(rows, budget)}
+        if lattices:
+            self._speak(list(lattices.values()), terms)
+        return [self.levels.finish(lattices[number][1] if number in lattices else None) for number in rows]
+
+    def forget(self, rows: list[int]) -> None:
+        for number in rows:
+            self.levels.calibration.forget(number)
+        self._trail.forget(rows)
+
+    # -- entries -----------------------------------------------------------------------------------------------------------------
+
+    def _attach(self, place: Place) -> None:
+        self._pool, self._table = place.pools[0], place.table
+        self._trail = Trail(place.table, self._pool.keys.shape[1], successor=False)
+
+    def _able(self, rows: Sequence[int], budget: Sequence[int]) -> list[tuple[Traced, int, int]]:
+        """(row, nodes, levels) of those whose entries are all there; makes those that are missing, of rows far behind a part."""
+        asked: list[tuple[Traced, int]] = []
+        for number, most in zip(rows, budget):
+            traced = self._trail.get(number)
+            if traced is not None and most > 0 and len(traced.row.tokens) <= self._table.reach(number):
+                asked.append((traced, most))
+        left = CATCH_UP
+        for traced, _ in sorted(asked, key=lambda each: self._trail.due(each[0])):
+            due = self._trail.due(traced)
+            count = due if due <= self.plan.size else min(due, left)
+            left -= count if due > self.plan.size else 0
+            self._enter(traced, count)
+        return [(traced, most, min(most, self.plan.places)) for traced, most in asked if traced.ready]
+
+    def _enter_behind(self, count: int) -> None:
+        """Makes so many of the entries that wait, of the rows with most first."""
+        for traced in reversed(self._trail.behind()):
+            part = min(count, self._trail.due(traced))
+            count -= part
+            while part > 0:
+                self._enter(traced, min(part, CATCH_UP))
+                part -= CATCH_UP
+
+    def _enter(self, traced: Traced, count: int) -> None:
+        if count < 1:
+            return
+        first, number = traced.row.computed, traced.row.number
+        _, features = self._trail.take(traced, count)
+        places = np.arange(first, first + count)
+        slots = torch.from_numpy(self._table.slots(np.full(count, number), places)).to(self._device)
+        positions = torch.from_numpy((places - traced.base).astype(np.int32)).to(self._device)
+        self.net.enter(self._ops, features, positions, slots, self._pool)
+
+    # -- guesses -----------------------------------------------------------------------------------------------------------------
+
+    def _speak(self, growing: list[tuple[Traced, Lattice]], terms: Terms) -> None:
+        """One block of all rows, then its places one by one."""
+        plan, levels = self.plan, self.levels
+        tokens = [token for traced, _ in growing for token in (traced.row.tokens[-1], *[plan.mask] * (plan.size - 1))]
+        embedded = self._ops.embed(self._table_of_tokens, torch.tensor(tokens, dtype=torch.int32, device=self._device), plan.input_scale)
+        spots = [Spot(traced.row.number, traced.base, traced.row.computed) for traced, _ in growing]
+        hidden = self.net.block(self._ops, embedded.view(len(growing), plan.size, -1), spots, self._table, self._pool)
+        said = self._voice.says(hidden[:, plan.size - plan.places :])
+        ones = [one for _, one in growing]
+        for place in range(plan.places):
+            began = time.perf_counter()
+            logits, trust = said.level(place, [one.chain[-1] if place else one.row.tokens[-1] for one in ones])
+            levels.add(ones, logits, terms, trust)
+            levels.pace.observe(len(ones), time.perf_counter() - began)
+            kept = [i for i, one in enumerate(ones) if levels.goes_on(one, terms)]
+            ones = [ones[i] for i in kept]
+            if not levels.pays(ones, terms):
+                break
+            said.keep(kept)

@@ -1,0 +1,86 @@
+"""What is made of a block's rows: the protocol between `dflash.py`, which has rows, and those who turn them into logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from forerun.backends.base import Ops
+
+ROWS = 8
+"""Rows of a head's product that cost hardly more than one, where memory is what it waits for: so many places are read at once."""
+
+
+class Said(Protocol):
+    """One block of several rows, place by place."""
+
+    def level(self, place: int, newest: Sequence[int]) -> tuple[Tensor, list[float] | None]:
+        """(logits [n, V'] of this place, what is said of the likeliest token of each row, if that is known better than its probability).
+        `newest`: the token in front of the place, of each row: the root, then what was chosen. Places are asked for in order."""
+        ...
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Only these rows go on, by their number among those so far."""
+        ...
+
+
+class Voice(Protocol):
+    @property
+    def free(self) -> bool:
+        """A place does not depend on what was chosen for the ones before."""
+        ...
+
+    def says(self, hidden: Tensor) -> Said:
+        """hidden [n, places, H]: the rows that guess, behind the net's last norm."""
+        ...
+
+
+class Heard:
+    """The head's logits of a block, several places at a time."""
+
+    def __init__(self, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> None:
+        self.hidden = hidden
+        self._head = head
+        self._chunk = max(1, ROWS // max(1, hidden.shape[0]))
+        self._first = -1
+        self._logits = hidden
+
+    def at(self, place: int) -> Tensor:
+        """[n, V']."""
+        first = place - place % self._chunk
+        if first != self._first:
+            part = self.hidden[:, first : first + self._chunk]
+            self._logits = self._head(part.reshape(-1, part.shape[2])).view(part.shape[0], part.shape[1], -1)
+            self._first = first
+        return self._logits[:, place - first]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        self.hidden = self.hidden[list(rows)]
+        if self._first >= 0:
+            self._logits = self._logits[list(rows)]
+
+
+class Marginals:
+    """DFlash: each place by itself, straight from the head."""
+
+    free = True
+
+    def __init__(self, ops: Ops, output: Callable[[Ops, Tensor], Tensor]) -> None:
+        self._ops = ops
+        self._output = output
+
+    def says(self, hidden: Tensor) -> Said:
+        return _Marginal(Heard(hidden, lambda x: self._output(self._ops, x)))
+
+
+class _Marginal:
+    def __init__(self, heard: Heard) -> None:
+        self._heard = heard
+
+    def level(self, place: int, newest: Sequence[int]) -> tuple[Tensor, list[float] | None]:
+        return self._heard.at(place), None
+
+    def keep(self, rows: Sequence[int]) -> None:
+        self._heard.keep(rows)
