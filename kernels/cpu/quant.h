@@ -29,12 +29,13 @@ namespace {
 constexpr int GROUP = fr::GROUP;
 constexpr int PAIRS = GROUP / 2;
 constexpr int HALF = fr::PANEL / 2;  // columns of a vector
-constexpr int GROUP_ROWS = TILE_ROWS < 12 ? TILE_ROWS : 12;  // of a tile
 
+// Up to WHOLE_ROWS rows meet a whole panel at once, more of them one half of it after the other. Registers hold the sums of a group and
+// those over groups of a tile, KEPT vectors each; where there are fewer, memory holds the latter.
 #if defined(__AVX512F__)
-constexpr int KEPT_ROWS = 5;  // up to here the registers hold the sums of a group and those over groups
+constexpr int KEPT = TILE_ROWS, WHOLE_ROWS = TILE_ROWS / 2;
 #else
-constexpr int KEPT_ROWS = 1;
+constexpr int KEPT = 2, WHOLE_ROWS = TILE_ROWS;
 #endif
 
 #if defined(__AVX512F__)
@@ -148,149 +149,166 @@ constexpr int chains(int M) { return M == 1 ? 4 : M <= 3 ? 2 : 1; }
 // what is at hand costs nothing.
 struct Bytes {
     static constexpr int CODES = GROUP * fr::PANEL;
-    template <int M, int C>
-    FR_INLINE void sum(I (&g)[M * C][2], const uint8_t* codes, const int32_t* q, int64_t ahead) {
+    template <int M, int N, int C>
+    FR_INLINE void sum(I (&g)[M * C][N], const uint8_t* codes, const int32_t* q, int64_t ahead) {
         for (int pairs = 0; pairs < PAIRS; pairs += C)
             for (int c = 0; c < C; ++c) {
                 const int pair = pairs + c;
                 __builtin_prefetch(codes + ahead + pair * 64, 0, 2);
                 const int8_t* at = (const int8_t*)codes + pair * 2 * fr::PANEL;
-                const I left = load_bytes(at), right = load_bytes(at + fr::PANEL);
+                I w[N];
+                for (int j = 0; j < N; ++j) w[j] = load_bytes(at + j * fr::PANEL);
+                FR_UNROLL
                 for (int m = 0; m < M; ++m) {
                     const I x = splat(q[pair * M + m]);
-                    I(&sum)[2] = g[m + M * c];
-                    sum[0] = dot(sum[0], left, x), sum[1] = dot(sum[1], right, x);
+                    for (int j = 0; j < N; ++j) g[m + M * c][j] = dot(g[m + M * c][j], w[j], x);
                 }
             }
     }
+    static constexpr int HALF_CODES = fr::PANEL;  // bytes to the codes of the second half
 };
 
 struct Nibbles {
     static constexpr int CODES = GROUP * fr::PANEL / 2;
-    template <int AT, int M, int C>
-    FR_INLINE void plane(I (&g)[M * C][2], I left, I right, const int32_t* q) {
-        const I a = nibbles<AT>(left), b = nibbles<AT>(right);
+    static constexpr int HALF_CODES = 2 * fr::PANEL;
+    template <int AT, int M, int N, int C>
+    FR_INLINE void plane(I (&g)[M * C][N], const I (&words)[N], const int32_t* q) {
+        I w[N];
+        for (int j = 0; j < N; ++j) w[j] = nibbles<AT>(words[j]);
+        FR_UNROLL
         for (int m = 0; m < M; ++m) {
             const I x = splat(q[AT * M + m]);
-            I(&sum)[2] = g[m + M * (AT % C)];
-            sum[0] = dot(sum[0], a, x), sum[1] = dot(sum[1], b, x);
+            for (int j = 0; j < N; ++j) g[m + M * (AT % C)][j] = dot(g[m + M * (AT % C)][j], w[j], x);
         }
     }
-    template <int M, int C>
-    FR_INLINE void sum(I (&g)[M * C][2], const uint8_t* codes, const int32_t* q, int64_t ahead) {
+    template <int M, int N, int C>
+    FR_INLINE void sum(I (&g)[M * C][N], const uint8_t* codes, const int32_t* q, int64_t ahead) {
         for (int octet = 0; octet < PAIRS / 4; ++octet) {
             __builtin_prefetch(codes + ahead + octet * 128, 0, 2), __builtin_prefetch(codes + ahead + octet * 128 + 64, 0, 2);
             const uint16_t* at = (const uint16_t*)codes + octet * 2 * fr::PANEL;
-            const I left = load_words(at), right = load_words(at + fr::PANEL);
-            plane<0, M, C>(g, left, right, q + 4 * octet * M);
-            plane<1, M, C>(g, left, right, q + 4 * octet * M);
-            plane<2, M, C>(g, left, right, q + 4 * octet * M);
-            plane<3, M, C>(g, left, right, q + 4 * octet * M);
+            I words[N];
+            for (int j = 0; j < N; ++j) words[j] = load_words(at + j * fr::PANEL);
+            plane<0, M, N, C>(g, words, q + 4 * octet * M);
+            plane<1, M, N, C>(g, words, q + 4 * octet * M);
+            plane<2, M, N, C>(g, words, q + 4 * octet * M);
+            plane<3, M, N, C>(g, words, q + 4 * octet * M);
         }
     }
 };
 
-// How a group lies. `scales`, `minima`: whether they follow the codes.
-struct Layout {
-    int codes, bytes;
-    bool scales, minima;
-};
-
-FR_INLINE Layout layout(fr::Format format) {
-    const bool minima = format == fr::INT4, scales = format != fr::INT8;
+// Bytes of a group: codes, and by format scales and minima.
+FR_INLINE int group_bytes(fr::Format format) {
     const int codes = format == fr::INT8 || format == fr::INT8_GROUPS ? Bytes::CODES : Nibbles::CODES;
-    return {codes, codes + 2 * fr::PANEL * (int(scales) + int(minima)), scales, minima};
+    return codes + 2 * fr::PANEL * (int(format != fr::INT8) + int(format == fr::INT4));
 }
 
 constexpr int ROW_WORDS = PAIRS + 3;  // of a packed row, a group
 
-// Sums over groups, M rows by 32 columns: in registers, or where a group's sums need them all, in memory meanwhile.
-template <int M, bool KEPT = (M <= KEPT_ROWS)>
+// Sums over groups, M rows by N vectors: in registers, or where a group's sums need them all, in memory meanwhile.
+template <int M, int N, bool IN_REGISTERS = (M * N <= KEPT)>
 struct Sums {
-    V at[M][2];
+    V at[M][N];
     FR_METHOD V get(int m, int j) { return at[m][j]; }
     FR_METHOD void put(int m, int j, V value) { at[m][j] = value; }
     FR_METHOD void leave() {}
 };
 
-template <int M>
-struct Sums<M, false> {
-    alignas(64) float at[M][2][LANES];
+template <int M, int N>
+struct Sums<M, N, false> {
+    alignas(64) float at[M][N][LANES];
     FR_METHOD V get(int m, int j) { return load(at[m][j]); }
     FR_METHOD void put(int m, int j, V value) { store(at[m][j], value); }
     FR_METHOD void leave() { asm volatile("" : : "r"(at) : "memory"); }  // lest the compiler carries them through the group
 };
 
-// M rows by one panel, `t.steps` groups.
-template <class Codes, int M>
-void group_tile(const Tile& t, const Layout& lies, const uint8_t* w, const int32_t* x, const float* units) {
+// M rows by a panel or (N = 1) the half of one, `t.steps` groups. w: codes of the first column; units, scales: of that column.
+template <class Codes, int M, int N, bool SCALES, bool MINIMA>
+void group_tile(const Tile& t, int bytes, const uint8_t* w, const uint16_t* scale, const int32_t* x, const float* units) {
     constexpr int C = chains(M);
-    const bool full = t.columns >= fr::PANEL;
-    Sums<M> sums;
+    const bool full = t.columns >= N * LANES;
+    Sums<M, N> sums;
     {
-        V y[M][2];
-        full ? begin<M, 2, true>(t, y) : begin<M, 2, false>(t, y);
-        for (int m = 0; m < M; ++m) sums.put(m, 0, y[m][0]), sums.put(m, 1, y[m][1]);
+        V y[M][N];
+        full ? begin<M, N, true>(t, y) : begin<M, N, false>(t, y);
+        FR_UNROLL
+        for (int m = 0; m < M; ++m)
+            for (int j = 0; j < N; ++j) sums.put(m, j, y[m][j]);
     }
-    for (int s = 0; s < t.steps; ++s, w += lies.bytes, x += M * ROW_WORDS) {
+    for (int s = 0; s < t.steps; ++s, w += bytes, scale += bytes / 2, x += M * ROW_WORDS) {
         const int32_t* start = x + (PAIRS + 1) * M;
         const float *step = (const float*)x + PAIRS * M, *total = step + 2 * M;
-        I g[M * C][2];
-        for (int m = 0; m < M * C; ++m) g[m][0] = g[m][1] = splat(m < M ? start[m] : 0);
+        I g[M * C][N];
+        FR_UNROLL
+        for (int m = 0; m < M * C; ++m)
+            for (int j = 0; j < N; ++j) g[m][j] = splat(m < M ? start[m] : 0);
         sums.leave();
-        Codes::template sum<M, C>(g, w, x, t.ahead);
+        Codes::template sum<M, N, C>(g, w, x, t.ahead);
         sums.leave();
-        for (int m = M; m < M * C; ++m) g[m % M][0] = g[m % M][0] + g[m][0], g[m % M][1] = g[m % M][1] + g[m][1];
-        const uint16_t* scale = (const uint16_t*)(w + Codes::CODES);
-        for (int j = 0; j < 2; ++j) {
-            const V by = lies.scales ? load_half(scale + j * HALF) : set(1.0f);
-            for (int m = 0; m < M; ++m) sums.put(m, j, fma(to_float(g[m][j]), by * set(step[m]), sums.get(m, j)));
+        for (int m = M; m < M * C; ++m)
+            for (int j = 0; j < N; ++j) g[m % M][j] = g[m % M][j] + g[m][j];
+        for (int j = 0; j < N; ++j) {
+            const V by = SCALES ? load_half(scale + j * HALF) : zero();
+            FR_UNROLL
+            for (int m = 0; m < M; ++m) sums.put(m, j, fma(to_float(g[m][j]), SCALES ? by * set(step[m]) : set(step[m]), sums.get(m, j)));
         }
-        if (lies.minima)
-            for (int j = 0; j < 2; ++j) {
+        if constexpr (MINIMA)
+            for (int j = 0; j < N; ++j) {
                 const V minimum = load_half(scale + fr::PANEL + j * HALF);
+                FR_UNROLL
                 for (int m = 0; m < M; ++m) sums.put(m, j, fma(minimum, set(total[m]), sums.get(m, j)));
             }
     }
-    V y[M][2];
-    for (int j = 0; j < 2; ++j) {
+    V y[M][N];
+    for (int j = 0; j < N; ++j) {
         const V unit = load(units + j * LANES);
+        FR_UNROLL
         for (int m = 0; m < M; ++m) y[m][j] = t.last ? sums.get(m, j) * unit : sums.get(m, j);
     }
-    full ? finish<M, 2, true>(t, y) : finish<M, 2, false>(t, y);
+    full ? finish<M, N, true>(t, y) : finish<M, N, false>(t, y);
 }
 
-using GroupTileFn = void (*)(const Tile&, const Layout&, const uint8_t*, const int32_t*, const float*);
+using GroupTileFn = void (*)(const Tile&, int, const uint8_t*, const uint16_t*, const int32_t*, const float*);
 
-template <class Codes, int M = GROUP_ROWS>
+// A tile of exactly `rows` rows, between LEAST and MOST, and N vectors.
+template <class Codes, int N, bool SCALES, bool MINIMA, int LEAST, int MOST>
 FR_INLINE GroupTileFn choose_groups(int rows) {
-    if constexpr (M == 0) {
+    if constexpr (MOST < LEAST) {
         return nullptr;
     } else {
-        return rows == M ? group_tile<Codes, M> : choose_groups<Codes, M - 1>(rows);
+        return rows == MOST ? group_tile<Codes, MOST, N, SCALES, MINIMA> : choose_groups<Codes, N, SCALES, MINIMA, LEAST, MOST - 1>(rows);
     }
 }
 
-template <class Codes>
+template <class Codes, bool SCALES, bool MINIMA>
 void multiply_groups(const fr::Product& p, int panel0, int panel1, int tile0, int tile1) {
-    const int groups = (p.K + GROUP - 1) / GROUP;
-    const Layout lies = layout(p.format);
-    const int64_t stride = int64_t(groups) * lies.bytes + fr::PANEL * 4, x_row = int64_t(groups) * ROW_WORDS;
+    const int groups = (p.K + GROUP - 1) / GROUP, bytes = group_bytes(p.format);
+    const int64_t stride = int64_t(groups) * bytes + fr::PANEL * 4, x_row = int64_t(groups) * ROW_WORDS;
     const bool alone = tile1 - tile0 == 1;
     const int block = alone ? groups : K_BLOCK / GROUP;
     for (int panel = panel0; panel < panel1; ++panel) {
-        const uint8_t* w = (const uint8_t*)p.w + panel * stride;
-        const float* units = (const float*)(w + int64_t(groups) * lies.bytes);
+        const uint8_t* first = (const uint8_t*)p.w + panel * stride;
+        const float* units = (const float*)(first + int64_t(groups) * bytes);
         for (int s = 0; s < groups; s += block) {
             const int here = groups - s < block ? groups - s : block;
+            const uint8_t* w = first + int64_t(s) * bytes;
+            const uint16_t* scale = (const uint16_t*)(w + Codes::CODES);
             for (int t = tile0; t < tile1; ++t) {
                 const int row = tile_start(p, t), rows = tile_start(p, t + 1) - row, column = panel * fr::PANEL;
                 const int32_t* x = (const int32_t*)p.packed + row * x_row + int64_t(s) * rows * ROW_WORDS;
                 const bool next = t + 1 == tile1 && panel + 1 < panel1;
                 const int64_t ahead = alone ? (rows > TWIN_ROWS ? AHEAD : 0) : next ? stride : 0;
-                const Tile job{here, 0, p.y + row * p.y_stride + column, p.y_stride, p.bias ? p.bias + column : nullptr,
-                               p.N - column, s == 0, s + here == groups, ahead};
-                choose_groups<Codes>(rows)(job, lies, w + int64_t(s) * lies.bytes, x, units);
+                Tile job{here, 0, p.y + row * p.y_stride + column, p.y_stride, p.bias ? p.bias + column : nullptr,
+                         p.N - column, s == 0, s + here == groups, ahead};
+                if (rows <= WHOLE_ROWS) {
+                    choose_groups<Codes, 2, SCALES, MINIMA, 1, WHOLE_ROWS>(rows)(job, bytes, w, scale, x, units);
+                    continue;
+                }
+                const GroupTileFn run = choose_groups<Codes, 1, SCALES, MINIMA, WHOLE_ROWS + 1, TILE_ROWS>(rows);
+                run(job, bytes, w, scale, x, units);
+                if (job.columns <= LANES) continue;
+                job.y += LANES, job.columns -= LANES, job.ahead = 0;
+                if (job.bias) job.bias += LANES;
+                run(job, bytes, w + Codes::HALF_CODES, scale + HALF, x, units + LANES);
             }
         }
     }
@@ -338,7 +356,7 @@ size_t packed_bytes_any(fr::Format format, int32_t K) {
 }
 
 int32_t tiles_any(fr::Format format, int32_t rows) {
-    return format >= fr::INT8 ? (rows + GROUP_ROWS - 1) / GROUP_ROWS : tiles(format, rows);
+    return format >= fr::INT8 ? tiles_of(TILE_ROWS, rows) : tiles(format, rows);
 }
 
 void pack_rows_any(const fr::Product& p, int32_t tile0, int32_t tile1) {
@@ -347,8 +365,10 @@ void pack_rows_any(const fr::Product& p, int32_t tile0, int32_t tile1) {
 
 void multiply_any(const fr::Product& p, int32_t panel0, int32_t panel1, int32_t tile0, int32_t tile1) {
     if (p.format < fr::INT8) return multiply(p, panel0, panel1, tile0, tile1);
-    const bool bytes = layout(p.format).codes == Bytes::CODES;
-    (bytes ? multiply_groups<Bytes> : multiply_groups<Nibbles>)(p, panel0, panel1, tile0, tile1);
+    if (p.format == fr::INT8) return multiply_groups<Bytes, false, false>(p, panel0, panel1, tile0, tile1);
+    if (p.format == fr::INT8_GROUPS) return multiply_groups<Bytes, true, false>(p, panel0, panel1, tile0, tile1);
+    if (p.format == fr::INT4) return multiply_groups<Nibbles, true, true>(p, panel0, panel1, tile0, tile1);
+    multiply_groups<Nibbles, true, false>(p, panel0, panel1, tile0, tile1);
 }
 
 }  // namespace
