@@ -134,11 +134,12 @@ class Told:
     row: int = 2
     known: int = 0
 
-    def tell(self, count: int, ends: bool | None = None) -> None:
-        """The next `count` tokens became true; the root is the one behind them, if `ends` (as a rule: at the last)."""
+    def tell(self, count: int, ends: bool | None = None, lacking: int = 0) -> None:
+        """The next `count` tokens became true; the root is the one behind them, if `ends` (as a rule: at the last). The first `lacking`
+        of them were found in a prefix cache and have no features."""
         last = self.known + count
         ends = last == len(self.tokens) - 1 if ends is None else ends
-        part, features = self.tokens[self.known : last], self.features[self.known : last]
+        part, features = self.tokens[self.known : last], self.features[self.known + lacking : last]
         params = SamplingParams(seed=0, prompt_tokens=len(self.tokens) - 1, max_new_tokens=1 << 30)
         newest = self.tokens[last] if ends else None
         self.drafter.absorb(Commit([self.row], [self.known], [part], [newest], [features], [len(self.tokens)], [""], [params]))
