@@ -99,11 +99,18 @@ def _train_drafter(argv: Sequence[str]) -> int:
     return train_drafter(argv)
 
 
+def _draft_server(argv: Sequence[str]) -> int:
+    from forerun.engine.draftserver import main as draft_server
+
+    return draft_server(argv)
+
+
 COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "serve": ("serve a model; takes every flag of text-generation-launcher", _serve),
     "bench": ("measure a server, ours or another", _bench),
     "doctor": ("what this machine offers, and what would be chosen", _doctor),
     "train-drafter": ("make a draft for a model, from text that it writes itself", _train_drafter),
+    "draft-server": ("guesses for servers elsewhere, over HTTP", _draft_server),
     "make-test-model": ("write a tiny random model for tests", _make_test_model),
 }
 

@@ -16,6 +16,7 @@ from forerun.engine.drafters.draft import FREE, Commit, Draft, Drafter, Terms
 from forerun.engine.drafters.registry import DRAFTERS, open_drafter
 from tests.engine.drafters import fitted
 from tests.engine.drafters.companions import setting, write_tiny
+from tests.engine.drafters.services import Running, honest
 from tests.engine.test_identity import KINDS, fresh, live, prompt_of, truth
 from tests.engine.tiny import ROWS, VOCAB, Front, Sequence_, params_for, tiny_engine
 
@@ -25,6 +26,7 @@ SPECS = {name: [name] for name in DRAFTERS} | {
     "model": ["model={itself}", "suffix+model={stranger}+model={itself}"],
     "medusa": ["medusa={medusa}", "suffix+medusa={medusa},tree=mc_sim_7b_63"],
     "mlp": ["mlp={mlp}"],
+    "remote": ["remote={service},wait=60000"],
     "dflash": ["dflash={dflash}"],
     "dspark": ["suffix+dspark={dspark}"],
     "eagle": ["eagle={eagle3},beams=3", "suffix+eagle={eagle1}"],
@@ -67,6 +69,7 @@ def folders() -> tuple[tempfile.TemporaryDirectory[str], dict[str, Path]]:
     home = tempfile.TemporaryDirectory()
     place = Path(home.name)
     models = {"itself": write_tiny(place / "itself"), "stranger": write_tiny(place / "stranger", 7)}
+    models["service"] = Running(honest()).url  # type: ignore[assignment]
     return home, models | {name: make(place / name) for name, make in fitted.FOLDERS.items()}
 
 

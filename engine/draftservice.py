@@ -1,0 +1,203 @@
+"""A draft service without its network: sessions of several workers, their sequences, and one drafter for all of them.
+
+Owns which sequence has which row of the drafter, and what was told of it. A sequence that is over leaves its row with all that the drafter
+has computed for it; the next one takes the row whose text begins most like its own, so that prefixes are computed once. When rows run out,
+the sequence that was heard of longest ago gives way; its worker is told that it is lost and says everything again.
+
+    Ask ─▶ absorb ─▶ drafted ahead already?  ─ yes ─▶ Answer, at once    ─▶ ahead: draft once more, as far as the drafter reaches,
+                                             └ no ──▶ propose ─▶ Answer  ─┘  while nobody asks: it holds if all of the answer does
+
+Knows nothing of HTTP, and of drafters only the three verbs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from forerun.drafting import VERSION, Answer, Ask, Guess, Heard, Hello, Refusal, Welcome
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Drafter, Needs, Room, Terms, prune
+from forerun.engine.drafters.remote import rerooted
+from forerun.messages import SamplingParams
+
+MOST_WORKERS = 256
+"""workers that are remembered; one that was not heard of for longest has to say hello again"""
+Key = tuple[str, int]
+
+
+class Refused(Exception):
+    def __init__(self, error: str, cure: str = "") -> None:
+        super().__init__(error)
+        self.refusal = Refusal(error, cure)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Sequence:
+    """`tokens`: all that was told. `ahead`: guesses that are at hand, built on `base` of them."""
+
+    row: int
+    tokens: list[int]
+    params: SamplingParams
+    scope: str
+    most: int = 0
+    ahead: Draft = dataclasses.field(default_factory=Draft.none)
+    base: int = -1
+
+
+class DraftService:
+    """`tokens`: fingerprint of the drafter's tokenizer; `vocab`: its ids are below it; `rows`, `longest`: sequences and their tokens."""
+
+    def __init__(self, drafter: Drafter, name: str, vocab: int, tokens: str, rows: int, longest: int) -> None:
+        self._drafter = drafter
+        self._name, self._vocab, self._tokens = name, vocab, tokens
+        self._longest = longest
+        self._epochs: dict[str, int] = {}
+        self._sequences: dict[Key, _Sequence] = {}
+        """those heard of longest ago first"""
+        self._free: dict[int, list[int]] = {row: [] for row in range(rows)}
+        """free rows, with the text that each had last"""
+        self.asked = self.at_once = 0
+        """sequences that guesses were wanted for, and those of them that needed no forward"""
+
+    def hello(self, hello: Hello) -> Welcome:
+        """Raises Refused."""
+        if hello.version != VERSION:
+            raise Refused(f"it speaks version {VERSION}, the worker {hello.version}", "run the same release of forerun on both sides")
+        if hello.tokens != self._tokens:
+            raise Refused(
+                f"the target's tokens are not those of {self._name}",
+                "draft with a model that has the target's tokenizer (the same tokenizer.json), or use --speculator suffix",
+            )
+        if hello.epoch >= self._epochs.get(hello.session, 0):
+            self._leave([key for key in self._sequences if key[0] == hello.session])
+            self._epochs.pop(hello.session, None)
+            self._epochs[hello.session] = hello.epoch
+        if len(self._epochs) > MOST_WORKERS:
+            oldest = next(iter(self._epochs))
+            del self._epochs[oldest]
+            self._leave([key for key in self._sequences if key[0] == oldest])
+        return Welcome(hello.epoch, self._drafter.needs.most, self._name)
+
+    def ask(self, ask: Ask) -> Answer:
+        """Raises Refused for a worker that did not say hello, or has said it again since."""
+        if self._epochs.get(ask.session) != ask.epoch:
+            raise Refused(f"session {ask.session} has no epoch {ask.epoch}", "say hello first")
+        self._leave([(ask.session, key) for key in ask.closed])
+        lost = [heard.key for heard in ask.rows if not self._hear(ask.session, heard)]
+        wanted = [heard.key for heard in ask.rows if heard.key not in lost and (ask.session, heard.key) in self._sequences]
+        sequences = [self._sequences[ask.session, key] for key in wanted]
+        self.asked += len(sequences)
+        missing = [one for one in sequences if not self._at_hand(one)]
+        self.at_once += len(sequences) - len(missing)
+        self._propose(missing, [min(one.most, self._drafter.needs.most) for one in missing])
+        return Answer(ask.epoch, [_guess(key, one) for key, one in zip(wanted, sequences)], lost)
+
+    def draft_ahead(self, ask: Ask) -> None:
+        """Goes on behind what was just answered."""
+        sequences = [one for heard in ask.rows if (one := self._sequences.get((ask.session, heard.key))) is not None]
+        shallow = [one for one in sequences if one.ahead.count < self._drafter.needs.most]
+        self._propose(shallow, [self._drafter.needs.most] * len(shallow))
+
+    @property
+    def facts(self) -> dict[str, int | str]:
+        running = len(self._sequences)
+        return {"drafter": self._name, "workers": len(self._epochs), "sequences": running, "asked": self.asked, "at_once": self.at_once}
+
+    def _hear(self, session: str, heard: Heard) -> bool:
+        """False where the sequence is not known as far as the worker believes. Refused for what is no sequence of ours."""
+        key = session, heard.key
+        if heard.tokens and not (min(heard.tokens) >= 0 and max(heard.tokens) < self._vocab):
+            raise Refused("a token is not below the vocabulary", "draft with a model of the target's vocabulary")
+        one = self._sequences.pop(key, None)
+        if not heard.base:
+            if one is not None:
+                self._release(one)
+            one = self._open(session, heard)
+        elif one is None:
+            return False
+        elif len(one.tokens) != heard.base:
+            self._release(one)
+            return False
+        if len(one.tokens) + len(heard.tokens) > self._longest:
+            self._release(one)  # it goes on without us
+            return True
+        self._sequences[key] = one
+        one.most = heard.most
+        self._tell(one, heard.tokens)
+        return True
+
+    def _open(self, session: str, heard: Heard) -> _Sequence:
+        if not self._free:
+            oldest = next(iter(self._sequences))
+            self._release(self._sequences.pop(oldest))
+        row = max(self._free, key=lambda row: _common(self._free[row], heard.tokens))
+        del self._free[row]
+        params = heard.params or SamplingParams(seed=0, prompt_tokens=len(heard.tokens), max_new_tokens=1 << 30)
+        return _Sequence(row, [], params, f"{session}/{heard.scope}")
+
+    def _tell(self, one: _Sequence, new: list[int]) -> None:
+        if not new:
+            return
+        known = len(one.tokens)
+        one.tokens += new
+        start = max(0, known - 1)
+        told = Commit([one.row], [start], [one.tokens[start:-1]], [new[-1]], None, [one.params.prompt_tokens], [one.scope], [one.params])
+        self._drafter.absorb(told)
+        if one.ahead.count:
+            ahead = Guess(0, one.base, one.ahead.token, one.ahead.parent, one.ahead.confidence)
+            token, parent, confidence = rerooted(ahead, new, one.ahead.count)
+            one.ahead, one.base = Draft(token, parent, confidence, [False] * len(token)), len(one.tokens)
+
+    def _at_hand(self, one: _Sequence) -> bool:
+        """What was drafted ahead reaches half as far as is wanted."""
+        deep = max(one.ahead.depths(), default=0)
+        return one.base == len(one.tokens) and 2 * deep >= max(2, min(one.most, self._drafter.needs.most))
+
+    def _propose(self, sequences: Sequence[_Sequence], most: Sequence[int]) -> None:
+        able = [(one, count) for one, count in zip(sequences, most) if count > 0 and one.tokens]
+        drafts = self._drafter.propose([one.row for one, _ in able], [count for _, count in able], FREE) if able else []
+        for (one, count), draft in zip(able, drafts):
+            one.ahead, one.base = prune(draft, Room(count, count, self._vocab, 0.0)), len(one.tokens)
+
+    def _leave(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            one = self._sequences.pop(key, None)
+            if one is not None:
+                self._release(one)
+
+    def _release(self, one: _Sequence) -> None:
+        self._drafter.forget([one.row])
+        self._free[one.row] = one.tokens
+
+
+class Written:
+    """A drafter out of a function: `guess(text, most)` returns up to `most` token ids that may follow the ids in `text`. For anybody's own
+    model; what it costs to call it again and again with a growing text is the function's business."""
+
+    def __init__(self, guess: Callable[[list[int], int], Sequence[int]], most: int) -> None:
+        self.needs = Needs(most=most, lazy=True)
+        self._guess = guess
+        self._texts: dict[int, list[int]] = {}
+
+    def absorb(self, commit: Commit) -> None:
+        for row, start, tokens, newest in zip(commit.rows, commit.start, commit.tokens, commit.next):
+            text = self._texts.setdefault(row, [])
+            del text[start:]
+            text += tokens if newest is None else [*tokens, newest]
+
+    def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
+        return [Draft.chain([int(token) for token in self._guess(list(self._texts[row]), most)][:most]) for row, most in zip(rows, budget)]
+
+    def forget(self, rows: list[int]) -> None:
+        for row in rows:
+            self._texts.pop(row, None)
+
+
+def _guess(key: int, one: _Sequence) -> Guess:
+    draft = one.ahead if one.base == len(one.tokens) else Draft.none()
+    return Guess(key, len(one.tokens), draft.token, draft.parent, draft.confidence)
+
+
+def _common(known: Sequence[int], tokens: Sequence[int]) -> int:
+    """Tokens that both begin with."""
+    return next((place for place, (left, right) in enumerate(zip(known, tokens)) if left != right), min(len(known), len(tokens)))

@@ -1,0 +1,236 @@
+"""The draft service: what it remembers of whom, drafting ahead, models that draft, and the example of the documentation."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import types
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from forerun.cli import main
+from forerun.drafting import ASK, HELLO, Answer, Ask, Heard, Hello, Refusal
+from forerun.engine.draftserver import open_service
+from forerun.engine.draftservice import DraftService, Refused, Written
+from forerun.engine.testmodel import write_model
+from forerun.messages import SamplingParams
+from tests.engine.drafters.services import TOKENS, honest, running, service
+from tests.engine.tiny import VOCAB
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def hello(of: DraftService, session: str = "a", epoch: int = 0) -> None:
+    of.hello(Hello(session, epoch, VOCAB, TOKENS))
+
+
+def counting(calls: list[list[int]]) -> Written:
+    def guess(text: list[int], most: int) -> list[int]:
+        calls.append(list(text))
+        return [(text[-1] + 1 + i) % VOCAB for i in range(most)]
+
+    return Written(guess, 8)
+
+
+def ask(of: DraftService, *rows: Heard, session: str = "a", epoch: int = 0, closed: list[int] | None = None) -> Answer:
+    return of.ask(Ask(session, epoch, list(rows), closed or []))
+
+
+class TestSessions:
+    def test_a_stranger_is_refused_and_an_old_epoch_too(self) -> None:
+        of = service()
+        with pytest.raises(Refused):
+            ask(of, Heard(1, 0, [3], 4))
+        hello(of, epoch=2)
+        ask(of, Heard(1, 0, [3], 4), epoch=2)
+        hello(of, epoch=1)
+        with pytest.raises(Refused):
+            ask(of, Heard(1, 0, [3], 4), epoch=1)
+        assert ask(of, Heard(1, 1, [4], 4), epoch=2).lost == []
+
+    def test_a_new_epoch_begins_with_nothing(self) -> None:
+        of = service()
+        hello(of)
+        ask(of, Heard(1, 0, [3, 4], 4))
+        hello(of, epoch=1)
+        assert ask(of, Heard(1, 2, [5], 4), epoch=1).lost == [1]
+        assert of.facts["sequences"] == 0
+
+    def test_what_does_not_fit_what_is_known_is_lost(self) -> None:
+        of = service(counting([]))
+        hello(of)
+        ask(of, Heard(1, 0, [3, 4], 4))
+        assert ask(of, Heard(1, 5, [9], 4)).lost == [1]
+        answer = ask(of, Heard(1, 0, [3, 4, 5], 4))
+        assert not answer.lost and answer.drafts[0].base == 3 and answer.drafts[0].token[:2] == [6, 7]
+
+    def test_who_was_heard_of_longest_ago_makes_room(self) -> None:
+        of = service(counting([]), rows=2)
+        hello(of)
+        for key in (1, 2):
+            ask(of, Heard(key, 0, [10 * key], 4))
+        ask(of, Heard(1, 1, [11], 4))
+        ask(of, Heard(3, 0, [30], 4))
+        answer = ask(of, Heard(1, 2, [12], 4), Heard(2, 1, [21], 4))
+        assert answer.lost == [2] and [draft.key for draft in answer.drafts] == [1]
+
+    def test_a_worker_that_is_not_heard_of_is_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("forerun.engine.draftservice.MOST_WORKERS", 2)
+        of = service(counting([]))
+        for session in "abc":
+            hello(of, session)
+            ask(of, Heard(1, 0, [5], 4), session=session)
+        assert of.facts["workers"] == 2 and of.facts["sequences"] == 2
+        with pytest.raises(Refused):
+            ask(of, Heard(1, 1, [6], 4), session="a")
+
+    def test_a_text_that_grows_too_long_goes_on_without_guesses(self) -> None:
+        of = service(counting([]), longest=4)
+        hello(of)
+        assert ask(of, Heard(1, 0, [1, 2, 3], 4)).drafts
+        answer = ask(of, Heard(1, 3, [4, 5], 4))
+        assert not answer.drafts and not answer.lost and of.facts["sequences"] == 0
+
+    @pytest.mark.parametrize("token", [-1, VOCAB])
+    def test_what_is_no_token_is_refused(self, token: int) -> None:
+        of = service()
+        hello(of)
+        with pytest.raises(Refused):
+            ask(of, Heard(1, 0, [1, token], 4))
+
+    def test_the_row_with_the_same_beginning_is_taken(self) -> None:
+        of = service(counting([]), rows=3)
+        hello(of)
+        for key, text in ((1, [1, 2, 3, 4]), (2, [1, 9, 9]), (3, [7])):
+            ask(of, Heard(key, 0, text, 1))
+        rows = {key: of._sequences["a", key].row for key in (1, 2, 3)}
+        ask(of, closed=[1, 2, 3])
+        ask(of, Heard(4, 0, [1, 2, 3, 5], 1))
+        ask(of, Heard(5, 0, [7, 8], 1))
+        assert of._sequences["a", 4].row == rows[1] and of._sequences["a", 5].row == rows[3]
+
+
+class TestAhead:
+    def test_what_was_drafted_ahead_is_answered_at_once(self) -> None:
+        calls: list[list[int]] = []
+        of = service(counting(calls))
+        hello(of)
+        first = Ask("a", 0, [Heard(1, 0, [5], 3)])
+        assert of.ask(first).drafts[0].token == [6, 7, 8]
+        of.draft_ahead(first)
+        made = len(calls)
+        answer = ask(of, Heard(1, 1, [6, 7, 8], 3))
+        assert answer.drafts[0].token == [9, 10, 11, 12, 13] and answer.drafts[0].base == 4 and len(calls) == made
+        assert of.facts["at_once"] == 1
+
+    def test_what_came_otherwise_is_drafted_anew(self) -> None:
+        of = service(counting([]))
+        hello(of)
+        first = Ask("a", 0, [Heard(1, 0, [5], 3)])
+        of.ask(first)
+        of.draft_ahead(first)
+        assert ask(of, Heard(1, 1, [6, 20], 3)).drafts[0].token == [21, 22, 23]
+
+
+def greedy(folder: Path, text: list[int], count: int) -> list[int]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        for _ in range(count):
+            text = [*text, int(model(torch.tensor([text])).logits[0, -1].argmax())]
+    return text[-count:]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("draft")
+    write_model("llama", 0, made, num_hidden_layers=1)
+    return made
+
+
+def test_a_model_drafts_what_it_would_write(folder: Path) -> None:
+    """Also when a text comes in portions, and when another took its row in between."""
+    of = open_service(str(folder), "model", 1, 200, 6, 1)
+    of.hello(Hello("a", 0, 512, of._tokens))
+    text = [17, 300, 45, 6, 201]
+    params = SamplingParams(seed=1, prompt_tokens=5, max_new_tokens=100)
+
+    def chain(heard: Heard) -> list[int]:
+        (draft,) = of.ask(Ask("a", 0, [heard])).drafts
+        found, at = [], -1
+        for node, (token, parent) in enumerate(zip(draft.token, draft.parent)):
+            if parent == at and draft.parent.index(at) == node:
+                found.append(token)
+                at = node
+        return found
+
+    first = chain(Heard(1, 0, text, 4, params))
+    assert len(first) >= 2 and first == greedy(folder, text, len(first))
+    chain(Heard(2, 0, [9, 9, 9], 4, params))
+    longer = [*text, *first, 77]
+    assert ask_lost(of, Heard(1, 5, longer[5:], 4))
+    again = chain(Heard(1, 0, longer, 4, params))
+    assert again == greedy(folder, longer, len(again))
+
+
+def ask_lost(of: DraftService, heard: Heard) -> bool:
+    return of.ask(Ask("a", 0, [heard])).lost == [heard.key]
+
+
+class TestHttp:
+    def test_bad_questions_are_answered_with_their_fault(self) -> None:
+        with running(honest()) as url:
+            for path, body, status in ((HELLO, b"junk", 400), (ASK, b"", 400), (ASK, msgspec.msgpack.encode(Ask("x", 0, [])), 409)):
+                assert post(url + path, body)[0] == status
+            status, data = post(url + HELLO, msgspec.msgpack.encode(Hello("x", 0, VOCAB, "other")))
+            assert status == 409 and "tokenizer" in msgspec.msgpack.decode(data, type=Refusal).cure
+            assert json.load(urllib.request.urlopen(url + "/health"))["workers"] == 0
+
+    def test_a_drafter_that_raises_fails_the_question_only(self) -> None:
+        def broken(text: list[int], most: int) -> list[int]:
+            if len(text) == 2:
+                raise RuntimeError("no")
+            return [1]
+
+        with running(honest(service(Written(broken, 4)))) as url:
+            post(url + HELLO, msgspec.msgpack.encode(Hello("x", 0, VOCAB, TOKENS)))
+            assert post(url + ASK, msgspec.msgpack.encode(Ask("x", 0, [Heard(1, 0, [1, 2], 4)])))[0] == 500
+            assert post(url + ASK, msgspec.msgpack.encode(Ask("x", 0, [Heard(2, 0, [1], 4)])))[0] == 200
+
+
+def post(url: str, body: bytes) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body, method="POST")) as response:
+            return response.status, response.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def test_the_example_of_the_documentation_drafts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An application's own model in ten lines: what stands in docs/drafters.md, with a folder of ours."""
+    page = (ROOT / "docs" / "drafters.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 12
+    served: list[Any] = []
+    stand_in = types.ModuleType("forerun.engine.draftserver")
+    stand_in.serve = lambda guess, tokenizer, port: served.append((guess, tokenizer))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "forerun.engine.draftserver", stand_in)
+    exec(code.replace('"DRAFT"', repr(str(folder))), {})
+    ((guess, tokenizer),) = served
+    assert tokenizer == str(folder)
+    of = service(Written(guess, 4), vocab=512)
+    hello(of)
+    text = [17, 300, 45]
+    assert ask(of, Heard(1, 0, text, 4)).drafts[0].token == greedy(folder, text, 4)
+
+
+def test_a_folder_that_is_none_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["draft-server", "--model-id", "./nowhere"]) == 1
+    assert "nowhere" in capsys.readouterr().err
