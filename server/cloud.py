@@ -55,9 +55,9 @@ class Cloud:
         """The shape of the body decides; native bodies are answered as on `/`."""
         raw = await read_bytes(http)
         shape = decode(raw, _shape)
-        if not shape.inputs and shape.messages:
+        if not _given(shape.inputs) and _given(shape.messages):
             return await self._openai.chat_body(http, decode(raw, _chat))
-        if not shape.inputs and shape.prompt:
+        if not _given(shape.inputs) and _given(shape.prompt):
             return await self._openai.completion_body(http, decode(raw, _completion))
         return await self._native.compat_body(http, decode(raw, _compat))
 
@@ -75,7 +75,7 @@ class Cloud:
         return web.Response(body=_encode(VertexResponse(list(texts))), content_type="application/json")
 
     async def _text(self, http: web.Request, raw: bytes) -> str:
-        if decode(raw, _shape).messages:
+        if _given(decode(raw, _shape).messages):
             chat = decode(raw, _chat)
             if chat.stream:
                 raise errors.invalid("`stream` is not supported on this route")
@@ -87,6 +87,11 @@ class Cloud:
         whole = await self._native.whole(http, GenerateRequest(asked.inputs, parameters))
         text: str = _body(whole)["generated_text"]
         return text
+
+
+def _given(value: msgspec.Raw | msgspec.UnsetType) -> bool:
+    """Whether a field is there and says something: clients that know all shapes send null for the others."""
+    return value is not msgspec.UNSET and bytes(value) != b"null"
 
 
 def _said(response: web.StreamResponse) -> str:

@@ -31,25 +31,23 @@ _GENERATION_ERRORS = {
 @dataclasses.dataclass(frozen=True, slots=True)
 class Operation:
     """One route. `name`: the operation's id, TGI's where it has one. `answer`: type of the JSON answer (None: empty or text). `event`:
-    type of each server-sent event."""
+    type of each server-sent event. A body, an answer or an event of several kinds is a tuple of their types."""
 
     method: str
     path: str
     name: str
     handler: Handler
     summary: str
-    body: type | None = None
+    body: Any = None
     answer: Any = None
-    event: type | None = None
+    event: Any = None
     text: str = ""
     """media type of an answer that is not JSON"""
     errors: dict[int, str] = dataclasses.field(default_factory=dict)
     error: type = ErrorResponse
 
 
-def inference(
-    path: str, name: str, handler: Handler, summary: str, body: type, *, answer: Any = None, event: type | None = None
-) -> Operation:
+def inference(path: str, name: str, handler: Handler, summary: str, body: Any, *, answer: Any = None, event: Any = None) -> Operation:
     """A route that generates: a POST under the API key, with the errors they all have."""
     error = OpenAIErrorResponse if path.startswith("/v1/") else ErrorResponse
     return Operation("POST", path, name, handler, summary, body, answer, event, errors=_GENERATION_ERRORS, error=error)
@@ -57,7 +55,13 @@ def inference(
 
 def document(operations: Sequence[Operation], *, title: str, version: str, secured: bool) -> bytes:
     """The document as JSON. `secured`: an API key is asked for on every POST."""
-    kinds = {kind: None for one in operations for kind in (one.body, one.answer, one.event, one.error) if kind is not None}
+    kinds = {
+        kind: None
+        for one in operations
+        for said in (one.body, one.answer, one.event, one.error)
+        if said is not None
+        for kind in _each(said)
+    }
     schemas, components = msgspec.json.schema_components(list(kinds), ref_template=_REF)
     shapes = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -74,12 +78,24 @@ def document(operations: Sequence[Operation], *, title: str, version: str, secur
     return msgspec.json.encode(made)
 
 
+def _each(said: Any) -> tuple[Any, ...]:
+    return said if isinstance(said, tuple) else (said,)
+
+
+def _shape(said: Any, shapes: dict[Any, Any]) -> Any:
+    """None for what is not said."""
+    if said is None:
+        return None
+    found = [shapes[kind] for kind in _each(said)]
+    return found[0] if len(found) == 1 else {"anyOf": found}
+
+
 def _operation(one: Operation, shapes: dict[Any, Any], secured: bool) -> dict[str, Any]:
     good = {
         media: {"schema": shape}
         for media, shape in (
-            ("application/json", shapes.get(one.answer)),
-            (_EVENT_STREAM, shapes.get(one.event)),
+            ("application/json", _shape(one.answer, shapes)),
+            (_EVENT_STREAM, _shape(one.event, shapes)),
             (one.text, {"type": "string"} if one.text else None),
         )
         if shape
@@ -96,7 +112,7 @@ def _operation(one: Operation, shapes: dict[Any, Any], secured: bool) -> dict[st
     if names := re.findall(r"{(\w+)", one.path):
         made["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
     if one.body is not None:
-        made["requestBody"] = {"required": True, "content": {"application/json": {"schema": shapes[one.body]}}}
+        made["requestBody"] = {"required": True, "content": {"application/json": {"schema": _shape(one.body, shapes)}}}
     if secured and one.method == "POST":
         made["security"] = [{"key": []}]
     return made

@@ -30,7 +30,7 @@ from forerun.server.identity import REQUEST_ID
 from forerun.server.info import TGI_VERSION
 from forerun.server.openai_params import Asked, asked, unsupported
 from forerun.server.openai_schema import ChatRequest, CompletionRequest
-from forerun.server.openai_voice import ChatVoice, Ending, Head, TextVoice, chat_choice, text_choice
+from forerun.server.openai_voice import ChatVoice, Echo, Ending, Head, TextVoice, chat_choice, text_choice
 from forerun.server.schema import GenerateRequest
 from forerun.server.speak import chunked, speak
 from forerun.server.transcript import Transcript
@@ -40,6 +40,7 @@ _chat = msgspec.json.Decoder(ChatRequest)
 _completion = msgspec.json.Decoder(CompletionRequest)
 _encode = msgspec.json.Encoder().encode
 NO_MARKS: frozenset[str] = frozenset()
+NO_ECHO = Echo()
 STARTED = int(time.time())
 
 
@@ -50,7 +51,7 @@ class _Job:
     index: int
     request: queued.Request
     params: SamplingParams
-    echo: str = ""
+    echo: Echo
 
 
 class OpenAI:
@@ -106,7 +107,7 @@ class OpenAI:
                         ),
                         len(prompt.text),
                     )
-                voices = [ChatVoice(head, job.index, prompt.reader(), vocabulary, logprobs, body.origins) for job in jobs]
+                voices = [ChatVoice(head, job.index, prompt.reader(), vocabulary, logprobs, body.origins, wanted.counting) for job in jobs]
                 response = await self._stream(http, jobs, voices, Ending(head, wanted.usage, True), wanted, prompt.marks, len(prompt.text))
         await response.write_eof()
         return response
@@ -125,18 +126,21 @@ class OpenAI:
                 message = f"Number of prompts exceeds the maximum allowed batch size of {most}"
                 raise ApiError(422, message, "batch size exceeded", label="validation")
             logprobs, top, vocabulary = body.logprobs is not None, body.logprobs or 0, self._desk.tokenizer()
+            alone = bool(body.echo) and body.max_tokens == 0
             wanted = asked(
-                body, max_tokens=body.max_tokens, logprobs=logprobs, top=top, most_top=self._most_top(5), vocab=self._desk.vocab()
+                body,
+                max_tokens=1 if alone else body.max_tokens,
+                logprobs=logprobs,
+                top=top,
+                most_top=self._most_top(5),
+                vocab=self._desk.vocab(),
+                prompt_logprobs=logprobs and bool(body.echo),
             )
             with self._desk.enter(wanted.answers * len(prompts)):
-                jobs: list[_Job] = []
-                for place, prompt in enumerate(prompts):
-                    text = prompt if isinstance(prompt, str) else ""
-                    ids = await vocabulary.encode(prompt) if isinstance(prompt, str) else prompt
-                    request = await self._request(http, wanted, text or "ids", ids, arrived, bool(body.stream))
-                    echo = (text or vocabulary.decode(ids)) if body.echo else ""
-                    jobs += self._jobs(request, wanted, place * wanted.answers, echo)
-                head = self._head(http, "cmpl", body.model, sum(len(job.request.tokens) for job in jobs[:: wanted.answers]))
+                jobs = [
+                    job for place, prompt in enumerate(prompts) for job in await self._continue(http, body, wanted, prompt, place, arrived)
+                ]
+                head = self._head(http, "cmpl", body.model, sum(len(job.request.tokens) for job in jobs[:: wanted.answers]), alone)
                 characters = sum(len(prompt) for prompt in prompts)
                 if not body.stream:
                     return await self._whole(
@@ -150,13 +154,26 @@ class OpenAI:
                         ),
                         characters,
                     )
+                told = (None if wanted.usage else len(job.request.tokens) for job in jobs)
                 voices = [
-                    TextVoice(head, job.index, vocabulary, logprobs, job.echo, None if wanted.usage else len(job.request.tokens))
-                    for job in jobs
+                    TextVoice(head, job.index, vocabulary, logprobs, job.echo, prompt, wanted.counting) for job, prompt in zip(jobs, told)
                 ]
                 response = await self._stream(http, jobs, voices, Ending(head, wanted.usage, False), wanted, NO_MARKS, characters)
         await response.write_eof()
         return response
+
+    async def _continue(
+        self, http: web.Request, body: CompletionRequest, wanted: Asked, prompt: str | list[int], place: int, arrived: float
+    ) -> list[_Job]:
+        """The answers to one of the prompts."""
+        vocabulary = self._desk.tokenizer()
+        text = prompt if isinstance(prompt, str) else ""
+        ids = await vocabulary.encode(prompt) if isinstance(prompt, str) else prompt
+        request = await self._request(http, wanted, text or "ids", ids, arrived, bool(body.stream))
+        echo = NO_ECHO
+        if body.echo:
+            echo = Echo(text or vocabulary.decode(ids), ids if wanted.logprobs else (), body.max_tokens == 0)
+        return self._jobs(request, wanted, place * wanted.answers, echo)
 
     async def _prompt(self, body: ChatRequest) -> chat.Prompt:
         templates = self._desk.templates()
@@ -172,7 +189,7 @@ class OpenAI:
         request = await self._desk.validate(body, id=http[REQUEST_ID], arrived=arrived, stream=stream, tokens=ids)
         return dataclasses.replace(request, params=wanted.complete(request.params))
 
-    def _jobs(self, request: queued.Request, wanted: Asked, first: int, echo: str = "") -> list[_Job]:
+    def _jobs(self, request: queued.Request, wanted: Asked, first: int, echo: Echo = NO_ECHO) -> list[_Job]:
         seeds = [request.params.seed, *(derived_seed(request.params.seed, index) for index in range(1, wanted.answers))]
         return [_Job(first + index, request, msgspec.structs.replace(request.params, seed=seed), echo) for index, seed in enumerate(seeds)]
 
@@ -222,7 +239,7 @@ class OpenAI:
             finally:
                 channel.close()
         if channel.failure:
-            self._desk.metrics.failed(channel.failure.label)
+            self._desk.failed(channel.failure)
         else:
             for sequence, transcript in zip(running, ending.transcripts):
                 self._desk.record(sequence, wanted.native, transcript)
@@ -246,16 +263,16 @@ class OpenAI:
     def _headers(self, characters: int) -> dict[str, str]:
         return {"x-compute-type": self._desk.compute_type(), "x-compute-characters": str(characters)}
 
-    def _head(self, http: web.Request, kind: str, model: str | None, prompt_tokens: int) -> Head:
+    def _head(self, http: web.Request, kind: str, model: str | None, prompt_tokens: int, mute: bool = False) -> Head:
         name = model if kind == "chatcmpl" and model not in (None, "tgi") else self._config.model.model_id
-        return Head(f"{kind}-{http[REQUEST_ID]}", int(time.time()), name or "", f"{TGI_VERSION}-forerun", prompt_tokens)
+        return Head(f"{kind}-{http[REQUEST_ID]}", int(time.time()), name or "", f"{TGI_VERSION}-forerun", prompt_tokens, mute)
 
     def _most_top(self, openai: int) -> int:
         """OpenAI's limit, or the operator's if that is higher."""
         return max(openai, self._config.limits.max_top_n_tokens)
 
-    def _model(self) -> shape.Model:
-        return shape.Model(self._config.model.model_id, "model", STARTED, self._config.model.model_id)
+    def _model(self) -> shape.ModelInfo:
+        return shape.ModelInfo(self._config.model.model_id, "model", STARTED, self._config.model.model_id)
 
 
 def _prompts(body: CompletionRequest) -> list[str | list[int]]:

@@ -36,6 +36,8 @@ class Asked:
     count_penalty: float
     logit_bias: tuple[tuple[int, float], ...]
     usage: bool
+    counting: bool
+    """every chunk of a stream has the usage so far"""
 
     def complete(self, params: SamplingParams) -> SamplingParams:
         return msgspec.structs.replace(
@@ -49,20 +51,20 @@ class Asked:
         )
 
 
-def asked(body: ChatRequest | CompletionRequest, *, max_tokens: int | None, logprobs: bool, top: int, most_top: int, vocab: int) -> Asked:
+def asked(
+    body: ChatRequest | CompletionRequest,
+    *,
+    max_tokens: int | None,
+    logprobs: bool,
+    top: int,
+    most_top: int,
+    vocab: int,
+    prompt_logprobs: bool = False,
+) -> Asked:
     """Raises ApiError (422)."""
+    options = body.stream_options
     answers = 1 if body.n is None else body.n
-    if not 1 <= answers <= MOST_ANSWERS:
-        raise invalid(f"`n` must be >= 1 and <= {MOST_ANSWERS}. Given: {answers}")
-    for name, value in (("frequency_penalty", body.frequency_penalty), ("presence_penalty", body.presence_penalty)):
-        if value is not None and not -2.0 <= value <= 2.0:
-            raise invalid(f"`{name}` must be >= -2.0 and <= 2.0")
-    if body.top_p is not None and not 0.0 <= body.top_p <= 1.0:
-        raise invalid("`top_p` must be >= 0.0 and <= 1.0")
-    if top > most_top:
-        raise invalid(f"`top_logprobs` must be >= 0 and <= {most_top}. Given: {top}")
-    if body.temperature is not None and body.temperature < 0:
-        raise invalid("`temperature` must be >= 0.0")
+    _check(body, answers, top, most_top)
     greedy = body.temperature == 0
     stop = [body.stop] if isinstance(body.stop, str) else list(body.stop or [])
     native = GenerateParameters(
@@ -73,6 +75,7 @@ def asked(body: ChatRequest | CompletionRequest, *, max_tokens: int | None, logp
         typical_p=None if greedy else body.typical_p,
         repetition_penalty=body.repetition_penalty,
         max_new_tokens=max_tokens,
+        decoder_input_details=prompt_logprobs,
         seed=None if body.seed is None else body.seed & U64_MAX,
         stop=[text for text in stop if text],
         speculate=body.speculate,
@@ -88,8 +91,23 @@ def asked(body: ChatRequest | CompletionRequest, *, max_tokens: int | None, logp
         presence_penalty=body.presence_penalty or 0.0,
         count_penalty=body.frequency_penalty or 0.0,
         logit_bias=_biases(body.logit_bias, vocab),
-        usage=bool(body.stream_options and body.stream_options.include_usage),
+        usage=bool(options and options.include_usage),
+        counting=bool(options and options.include_usage and options.continuous_usage_stats),
     )
+
+
+def _check(body: ChatRequest | CompletionRequest, answers: int, top: int, most_top: int) -> None:
+    if not 1 <= answers <= MOST_ANSWERS:
+        raise invalid(f"`n` must be >= 1 and <= {MOST_ANSWERS}. Given: {answers}")
+    for name, value in (("frequency_penalty", body.frequency_penalty), ("presence_penalty", body.presence_penalty)):
+        if value is not None and not -2.0 <= value <= 2.0:
+            raise invalid(f"`{name}` must be >= -2.0 and <= 2.0")
+    if body.top_p is not None and not 0.0 <= body.top_p <= 1.0:
+        raise invalid("`top_p` must be >= 0.0 and <= 1.0")
+    if top > most_top:
+        raise invalid(f"`top_logprobs` must be >= 0 and <= {most_top}. Given: {top}")
+    if body.temperature is not None and body.temperature < 0:
+        raise invalid("`temperature` must be >= 0.0")
 
 
 def _biases(given: dict[str, float] | list[float] | None, vocab: int) -> tuple[tuple[int, float], ...]:

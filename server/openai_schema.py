@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from forerun.server.schema import I32, U32, Origin, Unsigned
+from forerun.server.schema import I32, U32, Origin, SimpleToken, Unsigned
 
 ChatFinish = Literal["stop", "length", "tool_calls"]
 
@@ -279,7 +279,7 @@ class Completion(Struct, tag_field="object", tag="text_completion"):
     usage: Usage | UnsetType | None = UNSET
 
 
-class Model(Struct):
+class ModelInfo(Struct):
     id: str
     object: str
     created: int
@@ -288,9 +288,9 @@ class Model(Struct):
 
 class Models(Struct):
     object: str
-    data: list[Model]
+    data: list[ModelInfo]
 
 
 class ChatTokens(Struct):
-    tokenize_response: list[Any]
+    tokenize_response: list[SimpleToken]
     templated_text: str

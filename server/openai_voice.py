@@ -20,7 +20,7 @@ from forerun.server.errors import ApiError
 from forerun.server.openai_schema import ChatFinish, Delta, DeltaCall, MadeCall, MadeFunction, Usage
 from forerun.server.reading import Call, Reader
 from forerun.server.schema import FinishReason, Origin, Token
-from forerun.server.transcript import Transcript, Vocabulary
+from forerun.server.transcript import Transcript, Vocabulary, prefill
 
 _encode = msgspec.json.Encoder().encode
 DONE = b"[DONE]"
@@ -29,27 +29,46 @@ _REASONS: dict[FinishReason, ChatFinish] = {"length": "length", "eos_token": "st
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Head:
-    """What all chunks of a response have in common. `prompt_tokens`: of all its prompts."""
+    """What all chunks of a response have in common. `prompt_tokens`: of all its prompts. `mute`: what is generated is not shown and not
+    counted."""
 
     id: str
     created: int
     model: str
     fingerprint: str
     prompt_tokens: int
+    mute: bool = False
 
     def fields(self) -> dict[str, Any]:
         return {"id": self.id, "created": self.created, "model": self.model, "system_fingerprint": self.fingerprint}
 
     def usage(self, transcripts: Sequence[Transcript]) -> Usage:
-        generated = sum(transcript.generated for transcript in transcripts)
+        return self.count(sum(transcript.generated for transcript in transcripts))
+
+    def count(self, generated: int) -> Usage:
+        generated = 0 if self.mute else generated
         return Usage(self.prompt_tokens, generated, self.prompt_tokens + generated)
 
 
-class ChatVoice:
-    """One answer of a chat stream. A chunk a token; what may become a call or the end of a thought waits until it is clear."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Echo:
+    """The prompt, said again before the answer. `tokens`: those of the prompt whose log-probabilities are told too. `alone`: nothing
+    was to be generated; the one token that was is left out."""
 
-    def __init__(self, head: Head, index: int, reader: Reader, vocabulary: Vocabulary, logprobs: bool, origins: bool) -> None:
+    text: str = ""
+    tokens: Sequence[int] = ()
+    alone: bool = False
+
+
+class ChatVoice:
+    """One answer of a chat stream. A chunk a token; what may become a call or the end of a thought waits until it is clear. `counting`:
+    every chunk has the usage so far."""
+
+    def __init__(
+        self, head: Head, index: int, reader: Reader, vocabulary: Vocabulary, logprobs: bool, origins: bool, counting: bool = False
+    ) -> None:
         self._origins = origins
+        self._counting = counting
         self._head = head
         self._index = index
         self._reader = reader
@@ -71,7 +90,8 @@ class ChatVoice:
             for place, delta in enumerate(deltas):
                 finish = self._finish(last) if last and place == len(deltas) - 1 else None
                 origin = transcript.origin(i, run) if self._origins else UNSET
-                events.append(self._chunk(delta, likely if place == 0 else None, finish, origin))
+                usage = self._head.count(transcript.generated - len(said) + i + 1) if self._counting else None
+                events.append(self._chunk(delta, likely if place == 0 else None, finish, origin, usage))
         return events
 
     def _deltas(self, text: str, last: bool) -> list[Delta]:
@@ -94,24 +114,30 @@ class ChatVoice:
     def _finish(self, reason: FinishReason) -> ChatFinish:
         return "tool_calls" if self._calls and reason != "length" else _REASONS[reason]
 
-    def _chunk(self, delta: Delta, likely: shape.Logprobs | None, finish: ChatFinish | None, origin: Origin | UnsetType) -> bytes:
+    def _chunk(
+        self, delta: Delta, likely: shape.Logprobs | None, finish: ChatFinish | None, origin: Origin | UnsetType, usage: Usage | None
+    ) -> bytes:
         head = self._head
         choice = shape.ChunkChoice(self._index, delta, likely, finish, origin)
-        return _encode(shape.ChatChunk(head.id, head.created, head.model, head.fingerprint, [choice]))
+        return _encode(shape.ChatChunk(head.id, head.created, head.model, head.fingerprint, [choice], usage))
 
 
 class TextVoice:
-    """One answer of a completion stream. `echo`: the prompt, said first. `prompt_tokens`: for the usage that TGI puts into the last chunk
-    of each prompt; None where one more chunk tells that of all of them."""
+    """One answer of a completion stream. `prompt_tokens`: for the usage that TGI puts into the last chunk of each prompt; None where
+    one more chunk tells that of all of them. `counting`: every chunk has the usage so far."""
 
-    def __init__(self, head: Head, index: int, vocabulary: Vocabulary, logprobs: bool, echo: str, prompt_tokens: int | None) -> None:
+    def __init__(
+        self, head: Head, index: int, vocabulary: Vocabulary, logprobs: bool, echo: Echo, prompt_tokens: int | None, counting: bool = False
+    ) -> None:
         self._head = head
         self._index = index
         self._vocabulary = vocabulary
         self._logprobs = logprobs
-        self._before = echo
-        self._offset = len(echo)
+        self._echo = echo
+        self._before: str | None = echo.text
+        self._offset = 0
         self._prompt_tokens = prompt_tokens
+        self._counting = counting
 
     def say(self, said: list[Token], run: Run, transcript: Transcript) -> list[bytes]:
         events: list[bytes] = []
@@ -119,21 +145,31 @@ class TextVoice:
             last = transcript.finish if token is said[-1] else None
             if not (token.text or last or self._logprobs):
                 continue
-            likely = None
-            if self._logprobs:
-                others = [transcript.alternatives(run.top[i])] if run.top else []
-                likely = text_logprobs(self._vocabulary, [token], others, self._offset)
-            self._offset += len(token.text)
-            text, self._before = self._before + token.text, ""
-            choice = shape.TextChoice(self._index, text, likely, _REASONS[last] if last else None)
+            others = [transcript.alternatives(run.top[i])] if run.top else []
+            before, self._before = self._before or "", ""
+            tokens = [] if self._echo.alone else [token]
+            likely = self._likely(transcript, before, tokens, others) if self._logprobs else None
+            choice = shape.TextChoice(self._index, before + "".join(one.text for one in tokens), likely, _REASONS[last] if last else None)
             head = self._head
-            usage = self._usage(transcript.generated) if last else UNSET
+            usage = self._usage(transcript.generated - len(said) + i + 1, bool(last))
             events.append(_encode(shape.Completion(head.id, head.created, head.model, head.fingerprint, [choice], usage)))
         return events
 
-    def _usage(self, generated: int) -> Usage | UnsetType:
+    def _likely(self, transcript: Transcript, before: str, tokens: list[Token], others: list[list[Token]]) -> shape.TextLogprobs:
+        told = self._echo.tokens if before else ()
+        likely = text_logprobs(
+            self._vocabulary, told, transcript.prompt_logprobs, tokens, others if tokens else [], self._offset + len(before)
+        )
+        self._offset += len(before) + sum(len(token.text) for token in tokens)
+        return likely
+
+    def _usage(self, generated: int, last: bool) -> Usage | UnsetType:
+        if self._counting:
+            return self._head.count(generated)
         prompt = self._prompt_tokens
-        return UNSET if prompt is None else Usage(prompt, generated, prompt + generated)
+        if prompt is None or not last:
+            return UNSET
+        return dataclasses.replace(self._head, prompt_tokens=prompt).count(generated)
 
 
 class Ending:
@@ -176,9 +212,14 @@ def chat_choice(index: int, collector: Collector, reader: Reader, vocabulary: Vo
     return shape.Choice(index, message, likely, finish)
 
 
-def text_choice(index: int, collector: Collector, vocabulary: Vocabulary, logprobs: bool, echo: str) -> shape.TextChoice:
-    likely = text_logprobs(vocabulary, collector.listed, collector.top, len(echo)) if logprobs else None
-    return shape.TextChoice(index, echo + collector.transcript.text(), likely, _REASONS[collector.finish])
+def text_choice(index: int, collector: Collector, vocabulary: Vocabulary, logprobs: bool, echo: Echo) -> shape.TextChoice:
+    """A whole answer."""
+    likely, transcript = None, collector.transcript
+    tokens, top = ([], []) if echo.alone else (collector.listed, collector.top)
+    if logprobs:
+        likely = text_logprobs(vocabulary, echo.tokens, transcript.prompt_logprobs, tokens, top, len(echo.text))
+    text = echo.text if echo.alone else echo.text + transcript.text()
+    return shape.TextChoice(index, text, likely, _REASONS[collector.finish])
 
 
 def logprob_of(vocabulary: Vocabulary, token: Token, others: list[Token]) -> shape.Logprob:
@@ -187,15 +228,34 @@ def logprob_of(vocabulary: Vocabulary, token: Token, others: list[Token]) -> sha
     return shape.Logprob(text, token.logprob, _bytes(text), likely)
 
 
-def text_logprobs(vocabulary: Vocabulary, tokens: Sequence[Token], others: Sequence[list[Token]], offset: int) -> shape.TextLogprobs:
-    offsets: list[int] = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token.text)
-    named = [{other.text: other.logprob or 0.0 for other in top} for top in others]
+def text_logprobs(
+    vocabulary: Vocabulary,
+    prompt: Sequence[int],
+    before: Sequence[float],
+    tokens: Sequence[Token],
+    others: Sequence[list[Token]],
+    offset: int,
+) -> shape.TextLogprobs:
+    """Of the prompt's tokens, of which `before` are the log-probabilities, and of those that were generated, which begin at `offset` of the
+    text. The first token has none, and for the prompt's there are no alternatives: the engine does not keep them."""
+    known = prefill(vocabulary, prompt, before) if prompt else []
+    offsets = _offsets([token.text for token in known], 0) + _offsets([token.text for token in tokens], offset)
+    named: list[dict[str, float] | None] = [None] * len(known) if others else []
+    named += [{other.text: other.logprob or 0.0 for other in top} for top in others]
     return shape.TextLogprobs(
-        [vocabulary.token_text(token.id) for token in tokens], [token.logprob for token in tokens], list(named) or None, offsets
+        [token.text for token in known] + [vocabulary.token_text(token.id) for token in tokens],
+        [token.logprob for token in known] + [token.logprob for token in tokens],
+        named or None,
+        offsets,
     )
+
+
+def _offsets(texts: Sequence[str], offset: int) -> list[int]:
+    found: list[int] = []
+    for text in texts:
+        found.append(offset)
+        offset += len(text)
+    return found
 
 
 def call_id() -> str:

@@ -20,6 +20,8 @@ from tests.server.test_openai import ASK, chunks, has, said
         ({**ASK, "max_tokens": 4, "seed": 3}, "/v1/chat/completions"),
         ({"prompt": "hello", "max_tokens": 4, "seed": 3}, "/v1/completions"),
         ({"inputs": "hello", "messages": [], "parameters": {"max_new_tokens": 4}}, "/"),
+        ({"inputs": None, **ASK, "max_tokens": 4, "seed": 3}, "/v1/chat/completions"),
+        ({"inputs": None, "messages": None, "prompt": "hello", "max_tokens": 4, "seed": 3}, "/v1/completions"),
     ],
 )
 async def test_invocations_answers_every_body_as_its_own_route_does(body: dict[str, Any], path: str) -> None:

@@ -33,7 +33,10 @@ async def test_every_operation_answers_and_every_reference_resolves() -> None:
         for path, methods in made["paths"].items():
             for method in methods:
                 body = BODIES.get(path, {"inputs": "x"}) if method == "post" else None
-                async with front.session.request(method, front.url + path.replace("{id}", "tiny"), json=body) as response:
+                if path.endswith("/infer"):
+                    body = {"inputs": [{"name": "x", "data": ["x"]}]}
+                place = path.replace("{id}", "tiny").replace("{model}", "m").replace("{version}", "1")
+                async with front.session.request(method, front.url + place, json=body) as response:
                     assert response.status == 200, path
         operations = [one["operationId"] for methods in made["paths"].values() for one in methods.values()]
         assert len(operations) == len(set(operations))

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from forerun.engine import echo
 from forerun.router.request import Failure, Run, Sequence
 from forerun.server.chat import shortened
 from forerun.server.openai_schema import ChatRequest
@@ -457,3 +458,55 @@ async def test_a_chat_stream_tells_where_tokens_come_from_if_asked() -> None:
         told = [event["choices"][0]["origin"] for event in await chunks(front, "/v1/chat/completions", {**asked, "origins": True})]
         assert [(one["step"], one["guessed"]) for one in told] == [(1, False), (2, True), (2, True), (2, False)]
         assert not any("origin" in event["choices"][0] for event in await chunks(front, "/v1/chat/completions", asked))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("prompt", ["hello the", ids("hello the")])
+@pytest.mark.parametrize("tokens", [0, 2])
+async def test_echo_tells_the_log_probabilities_of_the_prompt(prompt: str | list[int], tokens: int, streamed: bool) -> None:
+    async with serve() as front:
+        known = ids("hello the")
+        body = {"prompt": prompt, "max_tokens": tokens, "echo": True, "logprobs": 2, "seed": 1}
+        if streamed:
+            events = [*await chunks(front, "/v1/completions", body)]
+            parts = [choice for event in events for choice in event["choices"]]
+            text, usage = "".join(part["text"] for part in parts), events[-1]["usage"]
+            told = {name: [one for part in parts for one in part["logprobs"][name] or []] for name in parts[0]["logprobs"]}
+        else:
+            answer = (await front.post("/v1/completions", body))[1]
+            choice, usage = answer["choices"][0], answer["usage"]
+            text, told = choice["text"], choice["logprobs"]
+        assert text.startswith("hello the") and (text == "hello the") == (tokens == 0)
+        assert usage == {"prompt_tokens": len(known), "completion_tokens": tokens, "total_tokens": len(known) + tokens}
+        assert "".join(told["tokens"][: len(known)]) == "hello the" and len(told["tokens"]) == len(known) + tokens
+        assert told["token_logprobs"][: len(known)] == [None, *map(echo.logprob, known[1:])]
+        assert all(one is not None for one in told["token_logprobs"][len(known) :])
+        begin = [sum(map(len, told["tokens"][:i])) for i in range(len(known) + 1)]
+        assert told["text_offset"][: len(known) + 1] == begin[: len(known) + tokens]
+        if tokens:
+            assert told["top_logprobs"][: len(known)] == [None] * len(known) and len(told["top_logprobs"][-1]) == 2
+        params = front.router.submitted[0].params
+        assert params.prompt_logprobs and not front.router.submitted[0].request.cache
+        await front.settled()
+
+
+async def test_without_echo_nothing_to_generate_is_refused() -> None:
+    async with serve() as front:
+        status, error = await front.post("/v1/completions", {"prompt": "hello", "max_tokens": 0})
+        assert status == 422 and "`max_new_tokens` must be strictly positive" in error["error"]["message"]
+        assert (await front.post("/v1/completions", {"prompt": "hello", "max_tokens": 0, "echo": True}))[1]["choices"][0]["text"] == "hello"
+        assert not front.router.submitted[0].params.prompt_logprobs
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", ASK), ("/v1/completions", {"prompt": "hello"})])
+async def test_usage_in_every_chunk_when_it_is_asked_for(path: str, body: dict[str, Any]) -> None:
+    async with serve(script=runs(ids("hello the"), ids(" quick"), [0])) as front:
+        has(front)
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        *spoken, last = await chunks(front, path, {**body, "max_tokens": 4, "stream_options": options})
+        counts = [event["usage"]["completion_tokens"] for event in spoken]
+        assert counts == sorted(counts) and counts[0] == 1 and counts[-1] == last["usage"]["completion_tokens"]
+        assert all(event["usage"]["prompt_tokens"] == last["usage"]["prompt_tokens"] for event in spoken)
+        assert last["choices"] == []
+        without = await chunks(front, path, {**body, "max_tokens": 4, "stream_options": {"continuous_usage_stats": True}})
+        assert all(not event.get("usage") for event in without[:-1])
