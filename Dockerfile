@@ -51,7 +51,7 @@ ENV PATH=/opt/forerun/bin:$PATH
 COPY pyproject.toml constraints.txt ./
 RUN python -c "import tomllib; \
 project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-print('\n'.join(project['dependencies'] + project['optional-dependencies']['${DEVICE}']))" > requirements.txt \
+print('\n'.join(project['dependencies'] + project['optional-dependencies']['${DEVICE}'] + project['optional-dependencies']['otlp']))" > requirements.txt \
     && if [ "$DEVICE" = cpu ] && [ -n "$TORCH_INDEX" ]; then index="--extra-index-url $TORCH_INDEX"; fi \
     && pip install -c constraints.txt -r requirements.txt ${index:-}
 

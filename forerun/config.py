@@ -157,6 +157,12 @@ class Logging:
     log_level: str = tgi("info", "trace, debug, info, warn, error or off; of a filter such as `info,tower=warn` the bare level counts")
     log_colorize: bool = tgi(False, "true turns colour OFF (TGI's meaning); default: colour on a terminal", flag=False)
     env: bool = tgi(False, "log what `forerun doctor` would print, then serve", short="-e", no_env=True)
+    otlp_endpoint: str | None = tgi(
+        None,
+        "OpenTelemetry collector that traces of requests are sent to: http://HOST:4317 for gRPC (as TGI), http://HOST:4318/v1/traces for "
+        "HTTP with protobuf. Needs the extra `otlp`",
+    )
+    otlp_service_name: str = tgi("text-generation-inference.router", "service name in traces")
     hint: bool = ours(False, "print a curl line to paste when the server is ready")
 
 
@@ -167,7 +173,6 @@ class Testing:
 
 
 _ONE_WORKER = "this version runs one worker on one device"
-_NO_TRACES = "traces are not exported; request times are in the log and in /metrics"
 _NO_TUNNEL = "there is no ngrok tunnel (TGI's own panics); put a reverse proxy in front"
 _NO_GOOGLE = "the Vertex routes are not served; use --port and /generate"
 
@@ -213,8 +218,6 @@ class Idle:
         most=65535,
     )
     usage_stats: Literal["on", "no-stack", "off"] = idle("on", "telemetry", "nothing is ever sent anywhere")
-    otlp_endpoint: str | None = idle(None, "OpenTelemetry collector", _NO_TRACES)
-    otlp_service_name: str = idle("text-generation-inference.router", "service name in traces", _NO_TRACES)
     ngrok: bool = idle(False, "open an ngrok tunnel", _NO_TUNNEL)
     ngrok_authtoken: str | None = idle(None, "ngrok token", _NO_TUNNEL, secret=True)
     ngrok_edge: str | None = idle(None, "ngrok edge", _NO_TUNNEL)

@@ -30,6 +30,7 @@ from forerun.hub import ModelNotFound, locate, must_fetch
 from forerun.messages import Progress, Ready, Start
 from forerun.router.service import Router
 from forerun.server.app import Services, build_app, make_runner
+from forerun.server.telemetry import NoTracing, Tracing
 from forerun.server.text import Tokenizer, TokenizerError
 
 BACKLOG = 1024
@@ -110,7 +111,7 @@ class Server:
         """Returns after a signal. Raises Failed."""
         self._hear_signals()
         _allow_many_connections()
-        services = Services()
+        services = Services(tracing=_tracing(self._config))
         router = Router(self._config, start_message(self._config), services.metrics.batch, self._config.worker_environment())
         runner = make_runner(build_app(self._config, router, services))
         await runner.setup()
@@ -121,6 +122,7 @@ class Server:
             await router.drain(0)
             await runner.cleanup()
             await router.close()
+            await asyncio.to_thread(services.tracing.close)
             if services.tokenizer is not None:
                 services.tokenizer.close()
 
@@ -249,6 +251,25 @@ class Server:
 def _busy(router: Router) -> dict[str, int]:
     load = router.load()
     return {"running": load.running, "waiting": load.waiting}
+
+
+def _tracing(config: Config) -> Tracing:
+    """Raises Failed when traces are asked for and cannot be made."""
+    endpoint = config.logging.otlp_endpoint
+    if endpoint is None:
+        return NoTracing()
+    try:
+        from forerun.server.otlp import OtlpTracing, Reporting, exporter
+
+        tracing = OtlpTracing(Reporting(exporter(endpoint), endpoint), config.logging.otlp_service_name)
+    except ImportError as error:
+        raise Failed(
+            f"--otlp-endpoint needs OpenTelemetry: {error}", "pip install 'forerun[otlp]', or leave --otlp-endpoint out"
+        ) from error
+    except ValueError as error:
+        raise Failed(str(error), "leave --otlp-endpoint out, or give the collector's address") from error
+    _log.info("Traces are sent", endpoint=endpoint, service=config.logging.otlp_service_name)
+    return tracing
 
 
 def _tokenizer(config: Config) -> Tokenizer:

@@ -56,8 +56,10 @@ def build_app(config: Config, router: Router, services: Services) -> web.Applica
     operations = [*_inference(native), *_openai(openai), *_cloud(Cloud(native, openai)), *questions]
     pages.document = document(operations, title="Forerun", version=__version__, secured=config.serving.api_key is not None)
     for one in operations:
-        add = app.router.add_post if one.method == "POST" else app.router.add_get
-        add(one.path, one.handler)
+        if one.method == "POST":
+            app.router.add_post(one.path, services.tracing.around(one.name, one.handler))
+        else:
+            app.router.add_get(one.path, one.handler)
     for path in ("/docs", "/docs/"):
         app.router.add_get(path, pages.docs)
     app.router.add_get("/api-doc/openapi.json", pages.openapi)

@@ -15,11 +15,13 @@ from forerun.messages import SamplingParams
 from forerun.router.request import Request, Sequence, TokenStream
 from forerun.router.service import Limits, Permit, Refused, Router
 from forerun.server import errors
+from forerun.server.errors import ApiError
 from forerun.server.metrics import RequestMetrics
 from forerun.server.pace import Pace
 from forerun.server.schema import GenerateParameters, GenerateRequest
 from forerun.server.services import Services
 from forerun.server.stops import StopMatcher
+from forerun.server.telemetry import Ended
 from forerun.server.template import ChatTemplates
 from forerun.server.text import Tokenizer
 from forerun.server.timing import Timing
@@ -112,20 +114,22 @@ class Desk:
 
     def record(self, sequence: Sequence, parameters: GenerateParameters, transcript: Transcript) -> Timing:
         """A sequence was answered in full: count it and log it, as TGI does."""
-        request, generated = sequence.request, transcript.generated
-        timing = Timing.between(request.arrived, sequence.queued_at, sequence.started_at, time.monotonic())
+        request, generated, now = sequence.request, transcript.generated, time.monotonic()
+        timing = Timing.between(request.arrived, sequence.queued_at, sequence.started_at, now)
         self.metrics.succeeded(timing, generated)
-        _log.info(
-            "Success",
-            request_id=request.id,
-            parameters=_given(parameters),
-            **timing.facts(generated),
-            seed=sequence.params.seed if sequence.params.sample else None,
-            input_tokens=len(request.tokens),
-            generated_tokens=generated,
-            finish_reason=transcript.finish,
-        )
+        given, facts, finish = _given(parameters), timing.facts(generated), transcript.finish or ""
+        seed = sequence.params.seed if sequence.params.sample else None
+        counts = {"input_tokens": len(request.tokens), "generated_tokens": generated}
+        _log.info("Success", request_id=request.id, parameters=given, **facts, seed=seed, **counts, finish_reason=finish)
+        told = {"parameters": repr(given), **facts, "seed": repr(seed)}
+        spent = transcript.drafted, transcript.accepted, transcript.steps
+        self._services.tracing.answered(Ended(sequence, now, generated, finish, *spent, told))
         return timing
+
+    def failed(self, error: ApiError) -> None:
+        """A stream broke off after its status was sent."""
+        self.metrics.failed(error.label)
+        self._services.tracing.failed(error.kind, error.message)
 
     def compute_type(self) -> str:
         """Value of the `x-compute-type` header: the operator's word, else the device."""

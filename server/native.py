@@ -132,7 +132,7 @@ class Native:
             channel.close()
             self._desk.cancel(sequence)
         if channel.failure:
-            self._desk.metrics.failed(channel.failure.label)
+            self._desk.failed(channel.failure)
         else:
             self._desk.record(sequence, parameters, transcript)
         return response

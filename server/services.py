@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from forerun.server.metrics import Metrics
+from forerun.server.telemetry import NoTracing, Tracing
 from forerun.server.text import Tokenizer
 
 
@@ -14,3 +15,4 @@ class Services:
     """`metrics.batch` is the router's Observer"""
     tokenizer: Tokenizer | None = None
     """None until it is loaded; inference is refused as long"""
+    tracing: Tracing = dataclasses.field(default_factory=NoTracing)

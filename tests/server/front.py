@@ -20,6 +20,7 @@ from forerun.router.observer import Load
 from forerun.router.request import Failure, Request, Run, Sequence, TokenStream
 from forerun.router.service import Limits, Phase, Refused
 from forerun.server.app import Services, build_app, make_runner
+from forerun.server.telemetry import NoTracing, Tracing
 from forerun.server.text import Tokenizer
 from tests.server import tiny
 
@@ -200,10 +201,12 @@ def byte_level(eos: str | None = "</s>") -> Tokenizer:
 
 
 @contextlib.asynccontextmanager
-async def serve(*flags: str, script: Script | None = None, limits: Limits = LIMITS, step_seconds: float = 0.0) -> AsyncIterator[Front]:
+async def serve(
+    *flags: str, script: Script | None = None, limits: Limits = LIMITS, step_seconds: float = 0.0, tracing: Tracing | None = None
+) -> AsyncIterator[Front]:
     tokenizer = byte_level()
     router = FakeRouter(tokenizer, script, step_seconds=step_seconds, limits=limits)
-    services = Services(tokenizer=tokenizer)
+    services = Services(tokenizer=tokenizer, tracing=tracing or NoTracing())
     runner = make_runner(build_app(Config.parse(["--model-id", "tiny", *flags], {}), router, services))
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
