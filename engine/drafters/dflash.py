@@ -12,7 +12,6 @@ Every place is guessed by itself, so what the places say is a lattice: the best 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,13 +20,13 @@ import torch
 from forerun.backends.base import PoolSpec
 from forerun.engine.drafters.dflash_load import BlockPlan, merged, read_net, read_output, read_plan
 from forerun.engine.drafters.dflash_net import BlockNet, Spot
-from forerun.engine.drafters.dflash_voice import ROWS, Marginals, Voice
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Place, Terms
 from forerun.engine.drafters.dspark import has_heads, read_spark
 from forerun.engine.drafters.heads import Heads, parse_value
 from forerun.engine.drafters.lattice import Lattice, Levels
 from forerun.engine.drafters.registry import Host, Setting
 from forerun.engine.drafters.taps import STORED, Traced, Trail
+from forerun.engine.drafters.voice import ROWS, Marginals, Voice, speak
 
 log = logging.getLogger(__name__)
 
@@ -170,20 +169,10 @@ class Blocks:
 
     def _speak(self, growing: list[tuple[Traced, Lattice]], terms: Terms) -> None:
         """One block of all rows, then its places one by one."""
-        plan, levels = self.plan, self.levels
+        plan = self.plan
         tokens = [token for traced, _ in growing for token in (traced.row.tokens[-1], *[plan.mask] * (plan.size - 1))]
         embedded = self._ops.embed(self._table_of_tokens, torch.tensor(tokens, dtype=torch.int32, device=self._device), plan.input_scale)
         spots = [Spot(traced.row.number, traced.base, traced.row.computed) for traced, _ in growing]
         hidden = self.net.block(self._ops, embedded.view(len(growing), plan.size, -1), spots, self._table, self._pool)
         said = self._voice.says(hidden[:, plan.size - plan.places :])
-        ones = [one for _, one in growing]
-        for place in range(plan.places):
-            began = time.perf_counter()
-            logits, trust = said.level(place, [one.chain[-1] if place else one.row.tokens[-1] for one in ones])
-            levels.add(ones, logits, terms, trust)
-            levels.pace.observe(len(ones), time.perf_counter() - began)
-            kept = [i for i, one in enumerate(ones) if levels.goes_on(one, terms)]
-            ones = [ones[i] for i in kept]
-            if not levels.pays(ones, terms):
-                break
-            said.keep(kept)
+        speak(self.levels, said, [one for _, one in growing], plan.places, terms)

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from forerun.backends.base import Ops, Weight
 from forerun.engine.drafters.dflash_load import Config
-from forerun.engine.drafters.dflash_voice import Heard, Said
 from forerun.engine.drafters.heads import Heads
+from forerun.engine.drafters.voice import Heard, Said
 from forerun.engine.models.decoder import Linear
 
 

@@ -18,8 +18,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +31,7 @@ from forerun.engine.drafters.lattice import Lattice, Levels
 from forerun.engine.drafters.medusa_shapes import SHAPES
 from forerun.engine.drafters.registry import Setting
 from forerun.engine.drafters.tips import Tips
+from forerun.engine.drafters.voice import ROWS, Heard, Marginal, Said, speak
 from forerun.engine.models.decoder import Linear
 
 log = logging.getLogger(__name__)
@@ -57,13 +57,36 @@ class MedusaNet:
         self._ops = ops
         self._target = target
 
-    def logits(self, state: Tensor, head: int) -> Tensor:
-        """state [n, H] → [n, V] of this head."""
+    def says(self, state: Tensor) -> Said:
+        """state [n, H] of the target."""
+        if self.heads[0].out is None:  # one head for all: its product costs about the same for several places at once
+            return Marginal(Heard(torch.stack([self.inner(state, head) for head in self.heads], 1), self._target))
+        return _Own(self, state)
+
+    def inner(self, state: Tensor, head: Head) -> Tensor:
+        """[n, H] → [n, H]: what the output matrix reads."""
         x, ops = state, self._ops
-        for block in self.heads[head].blocks:
+        for block in head.blocks:
             x = ops.add(F.silu(block(ops, x)), x)
-        out = self.heads[head].out
-        return self._target(x) if out is None else ops.logits(x, out)
+        return x
+
+    def logits(self, state: Tensor, place: int) -> Tensor:
+        """[n, H] → [n, V] of this head."""
+        x, out = self.inner(state, self.heads[place]), self.heads[place].out
+        return self._target(x) if out is None else self._ops.logits(x, out)
+
+
+class _Own:
+    """Heads with output matrices of their own, each computed when its turn comes."""
+
+    def __init__(self, net: MedusaNet, state: Tensor) -> None:
+        self._net, self._state = net, state
+
+    def level(self, place: int, newest: Sequence[int]) -> tuple[Tensor, list[float] | None]:
+        return self._net.logits(self._state, place), None
+
+    def keep(self, rows: Sequence[int]) -> None:
+        self._state = self._state[list(rows)]
 
 
 class Medusa:
@@ -95,7 +118,8 @@ class Medusa:
             len(found),
             "the target's output head" if found[0].out is None else "own output heads",
         )
-        work = 4 * host.start.max_rows * (4 * host.model.hidden + 2 * host.model.vocab)
+        rows = host.start.max_rows
+        work = 4 * (rows * (3 + len(found)) * host.model.hidden + 3 * max(rows, ROWS) * host.model.vocab)
         return cls(net, levels, host.model.layers, min(most, host.backend.caps.max_nodes), heads.bytes, work)
 
     def absorb(self, commit: Commit) -> None:
@@ -105,19 +129,9 @@ class Medusa:
     def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
         ready = self._tips.ready(rows, budget)
         lattices = {row.number: Lattice(row, most, len(self.net.heads)) for row, _, most in ready}
-        growing = list(lattices.values())
-        state = torch.stack([state for _, state, _ in ready]) if ready else None
-        for head in range(len(self.net.heads)):
-            if state is None or not growing:
-                break
-            began = time.perf_counter()
-            self.levels.add(growing, self.net.logits(state, head), terms)
-            self.levels.pace.observe(len(growing), time.perf_counter() - began)
-            kept = [i for i, one in enumerate(growing) if self.levels.goes_on(one, terms)]
-            growing = [growing[i] for i in kept]
-            state = state[kept]
-            if not self.levels.pays(growing, terms):
-                break
+        if ready:
+            said = self.net.says(torch.stack([state for _, state, _ in ready]))
+            speak(self.levels, said, list(lattices.values()), len(self.net.heads), terms)
         return [self.levels.finish(lattices.get(number)) for number in rows]
 
     def forget(self, rows: list[int]) -> None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -33,6 +32,7 @@ from forerun.engine.drafters.heads import Heads, parse_value
 from forerun.engine.drafters.lattice import Lattice, Levels
 from forerun.engine.drafters.registry import Setting
 from forerun.engine.drafters.tips import Tips
+from forerun.engine.drafters.voice import speak
 
 log = logging.getLogger(__name__)
 
@@ -134,13 +134,28 @@ class CellNet(_Scaled):
         return ops.logits(state, own.head), [state, cell]
 
 
+class _Chained:
+    """A net over rows [n, H], stage by stage."""
+
+    def __init__(self, net: Net, state: Tensor) -> None:
+        self._net = net
+        self._memory = net.begin(state)
+
+    def level(self, place: int, newest: Sequence[int]) -> tuple[Tensor, list[float] | None]:
+        tokens = torch.tensor(newest, dtype=torch.int32, device=self._memory[0].device)
+        logits, self._memory = self._net.step(place, tokens, self._memory)
+        return logits, None
+
+    def keep(self, rows: Sequence[int]) -> None:
+        self._memory = [part[list(rows)] for part in self._memory]
+
+
 class Mlp:
     """`most`: nodes of a draft."""
 
-    def __init__(self, net: Net, levels: Levels, layer: int, most: int, device: torch.device, weight_bytes: int, work_bytes: int) -> None:
+    def __init__(self, net: Net, levels: Levels, layer: int, most: int, weight_bytes: int, work_bytes: int) -> None:
         self.net = net
         self.levels = levels
-        self._device = device
         self._tips = Tips()
         self.needs = Needs(layers=(layer,), most=most, lazy=False, weight_bytes=weight_bytes, work_bytes=work_bytes)
 
@@ -155,9 +170,9 @@ class Mlp:
         tree = setting.tree and options.get("tree") != "chain"
         most = setting.nodes or net.count * (WIDTH if tree else 1)
         log.info("%s has an MLP speculator of %d stages", heads.path, net.count)
-        work = 4 * host.start.max_rows * (12 * host.model.hidden + 2 * host.model.vocab)
+        work = 4 * host.start.max_rows * (12 * host.model.hidden + 3 * host.model.vocab)
         most = min(most, host.backend.caps.max_nodes)
-        return cls(net, Levels.open(host, tree), host.model.layers, most, host.backend.device, heads.bytes, work)
+        return cls(net, Levels.open(host, tree), host.model.layers, most, heads.bytes, work)
 
     def absorb(self, commit: Commit) -> None:
         for number, new in self._tips.absorb(commit):
@@ -166,19 +181,9 @@ class Mlp:
     def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
         ready = self._tips.ready(rows, budget)
         lattices = {row.number: Lattice(row, most, self.net.count) for row, _, most in ready}
-        growing = list(lattices.values())
-        memory = self.net.begin(torch.stack([state for _, state, _ in ready])) if ready else []
-        for stage in range(self.net.count if ready else 0):
-            began = time.perf_counter()
-            newest = [one.chain[-1] if stage else one.row.tokens[-1] for one in growing]
-            logits, memory = self.net.step(stage, torch.tensor(newest, dtype=torch.int32, device=self._device), memory)
-            self.levels.add(growing, logits, terms)
-            self.levels.pace.observe(len(growing), time.perf_counter() - began)
-            kept = [i for i, one in enumerate(growing) if self.levels.goes_on(one, terms)]
-            growing = [growing[i] for i in kept]
-            memory = [part[kept] for part in memory]
-            if not self.levels.pays(growing, terms):
-                break
+        if ready:
+            said = _Chained(self.net, torch.stack([state for _, state, _ in ready]))
+            speak(self.levels, said, list(lattices.values()), self.net.count, terms)
         return [self.levels.finish(lattices.get(number)) for number in rows]
 
     def forget(self, rows: list[int]) -> None:

@@ -1,20 +1,23 @@
-"""What is made of a block's rows: the protocol between `dflash.py`, which has rows, and those who turn them into logits."""
+"""Levels from heads: the protocol between drafters that know rows and those that turn hidden states into logits, place by place."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 from forerun.backends.base import Ops
+from forerun.engine.drafters.draft import Terms
+from forerun.engine.drafters.lattice import Lattice, Levels
 
 ROWS = 8
 """Rows of a head's product that cost hardly more than one, where memory is what it waits for: so many places are read at once."""
 
 
 class Said(Protocol):
-    """One block of several rows, place by place."""
+    """What heads say of several rows, place by place behind the root."""
 
     def level(self, place: int, newest: Sequence[int]) -> tuple[Tensor, list[float] | None]:
         """(logits [n, V'] of this place, what is said of the likeliest token of each row, if that is known better than its probability).
@@ -37,8 +40,23 @@ class Voice(Protocol):
         ...
 
 
+def speak(levels: Levels, said: Said, growing: Sequence[Lattice], places: int, terms: Terms) -> None:
+    """Grows all lattices place by place, as long as it pays."""
+    ones = list(growing)
+    for place in range(places):
+        began = time.perf_counter()
+        logits, trust = said.level(place, [one.chain[-1] if place else one.row.tokens[-1] for one in ones])
+        levels.add(ones, logits, terms, trust)
+        levels.pace.observe(len(ones), time.perf_counter() - began)
+        kept = [i for i, one in enumerate(ones) if levels.goes_on(one, terms)]
+        ones = [ones[i] for i in kept]
+        if not levels.pays(ones, terms):
+            return
+        said.keep(kept)
+
+
 class Heard:
-    """The head's logits of a block, several places at a time."""
+    """A head's logits of states [n, places, H], several places at a time."""
 
     def __init__(self, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> None:
         self.hidden = hidden
@@ -72,10 +90,12 @@ class Marginals:
         self._output = output
 
     def says(self, hidden: Tensor) -> Said:
-        return _Marginal(Heard(hidden, lambda x: self._output(self._ops, x)))
+        return Marginal(Heard(hidden, lambda x: self._output(self._ops, x)))
 
 
-class _Marginal:
+class Marginal:
+    """Each place by itself, all from one head."""
+
     def __init__(self, heard: Heard) -> None:
         self._heard = heard
 
