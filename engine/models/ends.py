@@ -34,7 +34,8 @@ class Tried(Protocol):
 def share_ends(adapted: Tried, ops: Ops) -> Shared:
     """StartError (with its cure) for a model whose ends are more than a table and a matrix."""
     name = type(adapted.model).__name__
-    table = getattr(adapted.model.get_input_embeddings(), "table", None)
+    embedding = adapted.model.get_input_embeddings()
+    table = getattr(embedding, "table", getattr(embedding, "weight", None))
     output = adapted.model.get_output_embeddings()
     head: Weight | None = getattr(output, "packed", None)
     if table is None or head is None:

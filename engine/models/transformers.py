@@ -247,6 +247,7 @@ class Adapted:
         return Output(logits, torch.cat([self.states[tap] for tap in taps], dim=1) if taps else None)
 
     def shared(self) -> Shared:
+        self.bridge.step = None  # attention is switched off for a trial
         return share_ends(self, self.bridge.ops)
 
 
