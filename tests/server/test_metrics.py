@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -38,6 +39,20 @@ TGI = {
     "tgi_batch_concat": "counter",
     "tgi_batch_concat_duration": "histogram",
 }
+METHODS, ERRORS = {"prefill", "decode"}, {"overloaded", "validation", "generation", "incomplete", "dropped", "template"}
+LABELS = {
+    "tgi_request_failure": ("err", ERRORS),
+    "tgi_batch_inference_count": ("method", METHODS),
+    "tgi_batch_inference_success": ("method", METHODS),
+    "tgi_batch_inference_failure": ("method", METHODS),
+    "tgi_batch_inference_duration": ("method", METHODS),
+    "tgi_batch_forward_duration": ("method", METHODS),
+    "tgi_batch_decode_duration": ("method", METHODS),
+    "tgi_batch_filter_duration": ("method", METHODS),
+    "tgi_batch_concat": ("reason", {"backpressure", "wait_exceeded", "chunking"}),
+    "tgi_batch_concat_duration": ("method", {"decode"}),
+}
+"""of TGI's families those with a label, and its values; the others have none"""
 OURS = {
     "forerun_time_to_first_token_seconds",
     "forerun_inter_token_seconds",
@@ -74,6 +89,34 @@ async def test_every_series_is_there_from_the_first_scrape() -> None:
         found = families(text)
         assert found.keys() >= TGI.keys() | OURS
         assert all(family.samples for family in found.values())
+
+
+async def test_names_and_labels_are_tgis_to_the_letter() -> None:
+    """As they stand on the page: a query for them must find them, whatever a parser makes of them."""
+    async with serve() as front:
+        text = (await front.get("/metrics"))[1].decode()
+    found: dict[str, dict[str, set[str]]] = {}
+    for line in text.splitlines():
+        name, labels = re.fullmatch(r"(\w[\w:]*)(?:\{(.*)\})? \S+", line).groups() if not line.startswith("#") else ("", "")  # type: ignore[union-attr]
+        if name.startswith("tgi_"):
+            known = found.setdefault(name, {})
+            for label, value in re.findall(r'(\w+)="([^"]*)"', labels or ""):
+                known.setdefault(label, set()).add(value)
+    wanted: dict[str, dict[str, set[str]]] = {}
+    for name, kind in TGI.items():
+        label, values = LABELS.get(name, ("", set()))
+        common = {label: values} if label else {}
+        if kind in ("histogram", "summary"):
+            wanted |= {f"{name}_sum": common, f"{name}_count": common}
+        if kind == "summary":
+            wanted[name] = {"quantile": {"0", "0.5", "0.9", "0.95", "0.99", "0.999", "1"}}
+        elif kind == "histogram":
+            wanted[f"{name}_bucket"] = common
+        else:
+            wanted[name] = common
+    for name in found:
+        found[name].pop("le", None)
+    assert found == wanted
 
 
 async def test_buckets_are_tgis() -> None:
