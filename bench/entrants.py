@@ -1,7 +1,7 @@
 """Which servers `bench peers` sets side by side, how each is started and spoken to, and which are not installed here.
 
-A peer is a folder under `.peers/`, made by `tools/peers.sh NAME`. Threads, slots and contexts are what serves 16 streams best on the
-machine; prompt caches are off everywhere, because the same prompts come again in every round.
+A peer is a folder under `.peers/`, made by `tools/peers.sh NAME`. Slots and contexts are what serves 16 streams best on the machine; prompt
+caches are off everywhere, because the same prompts come again in every round.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def entrants(model_id: str, peers: Path, flags: Sequence[str] = ()) -> tuple[lis
     for kind, weights in (("bf16", "bf16"), ("q8_0", "8 bits"), ("q4_0", "4 bits")):
         file, server = llama / "models" / f"{kind}.gguf", llama / "build/bin/llama-server"
         if file.is_file() and server.is_file():
-            found.append(Entrant("llama.cpp", kind, weights, _llama(server, file), "llama"))
+            found += [Entrant("llama.cpp", f"{kind} t{n}", weights, _llama(server, file, n), "llama") for n in _threads()]
         else:
             skipped.append(f"skipped: llama.cpp {kind} is not there (tools/peers.sh llama.cpp)")
     python = peers / "vllm/venv/bin/python"
@@ -62,10 +62,15 @@ def entrants(model_id: str, peers: Path, flags: Sequence[str] = ()) -> tuple[lis
     return found, skipped
 
 
-def _llama(server: Path, file: Path) -> Program:
-    """A thread for each core: what it is fastest with."""
-    threads = str(len(os.sched_getaffinity(0)))
-    room = ("-np", "16", "-c", "16384", "-t", threads, "-tb", threads)
+def _threads() -> list[int]:
+    """How many llama.cpp is tried with. One for each core is fastest alone, but they spin, and its own HTTP threads and the client wait;
+    with one less there is room for them."""
+    cores = len(os.sched_getaffinity(0))
+    return [cores, cores - 1] if cores > 1 else [cores]
+
+
+def _llama(server: Path, file: Path, threads: int) -> Program:
+    room = ("-np", "16", "-c", "16384", "-t", str(threads), "-tb", str(threads))
     return Program([str(server), "-m", str(file), "--host", "127.0.0.1", "--port", "PORT", *room])
 
 

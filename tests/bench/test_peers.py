@@ -83,13 +83,15 @@ def test_peers_that_are_not_there_are_skipped_with_the_cure(tmp_path: Path) -> N
     assert len(skipped) == 4 and all("tools/peers.sh" in line for line in skipped)
 
 
-def test_peers_that_are_there(tmp_path: Path) -> None:
+def test_peers_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp with a thread for each core, and with one less where there are several."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2})
     for file in ("llama.cpp/build/bin/llama-server", "llama.cpp/models/q8_0.gguf", "vllm/venv/bin/python"):
         path = tmp_path / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     found, skipped = entrants("model", tmp_path, ["--threads", "2"])
-    assert [one.name for one in found[3:]] == ["llama.cpp q8_0", "vLLM bf16"]
+    assert [one.name for one in found[3:]] == ["llama.cpp q8_0 t3", "llama.cpp q8_0 t2", "vLLM bf16"]
     assert all("PORT" in one.program.words for one in found)
     assert found[0].program.words[-2:] == ["--threads", "2"]
     assert [line.split()[2] for line in skipped] == ["bf16", "q4_0"]
