@@ -162,7 +162,8 @@ class Lookahead:
 
     def _probe(self, row: _Row, most: int, token: list[int], parent: list[int]) -> None:
         """Adds the window, column by column, as far as whole columns fit."""
-        first, line = -1, ()
+        first = -1
+        line: tuple[int, ...] = ()
         for place, column in enumerate(row.columns):
             if len(token) + len(column) > most:
                 return

@@ -1,12 +1,6 @@
 """An EAGLE-3 head: `forerun serve --speculator eagle=DIR` (Li et al. 2503.01840).
 
-    row i      reads the target's hidden states at token i (three layers) and token i + 1, and guesses token i + 2
-    pass 0     every row of the text, from the target's states
-    pass j     row i reads what the head itself made of row i − 1 in pass j − 1: it guesses as the (j + 1)-th guess of a draft that began
-               j rows before it, and sees of the rows between what that draft would have made, of older ones what pass 0 made
-
-Training through these passes is the paper's training-time test: the head learns from its own errors. The draft vocabulary is a part of the
-target's (`d2t`, `t2d`).
+How it learns is `recursive.py`. The draft vocabulary is a part of the target's (`d2t`, `t2d`).
 """
 
 from __future__ import annotations
@@ -15,21 +9,14 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from forerun.train.kinds.flat import Flat, distilled
 from forerun.train.kinds.nets import Attention, Mlp, Norm, linear
+from forerun.train.kinds.recursive import Entries, Passes, attend, positions_of
 from forerun.train.kinds.registry import Setting
 from forerun.train.kinds.source import Source, facts, frequent, to_draft, write
-from forerun.train.shards import Record
 from forerun.train.vocabulary import Vocabulary
-
-FADE = 0.8
-"""weight of each further pass"""
-Entries = tuple[Tensor, Tensor]
 
 
 def taps_of(layers: int) -> tuple[int, ...]:
@@ -50,34 +37,35 @@ class Midlayer(nn.Module):
 class Net(nn.Module):
     """Parameter names are those of the checkpoint."""
 
-    def __init__(self, source: Source, taps: int, inner: int, vocab: int) -> None:
+    def __init__(self, source: Source, taps: int, inner: int, kept: Tensor) -> None:
         super().__init__()
+        self.kept = kept
         self.fc = linear(taps * source.hidden, source.hidden)
         self.midlayer = Midlayer(source, inner)
         self.norm = Norm(source.hidden, source.eps)
-        self.lm_head = linear(source.hidden, vocab)
+        self.lm_head = linear(source.hidden, len(kept))
+
+    def first(self, states: Tensor) -> Tensor:
+        out: Tensor = self.fc(states)
+        return out
 
     def layer(self, embedded: Tensor, features: Tensor, rows: Sequence[tuple[int, int]], before: list[Entries]) -> Tensor:
-        """One pass: embedded, features [n, H] → [n, H]. `rows`: of each text; `before`: the entries of the passes before this, to which its
-        own are added."""
         middle = self.midlayer
         x = torch.cat([middle.input_layernorm(embedded), middle.hidden_norm(features)], -1)
-        positions = torch.cat([torch.arange(last - first) for first, last in rows])
+        positions = positions_of(rows)
         q = middle.self_attn.queries(x, positions)
         before.append(middle.self_attn.entries(x, positions))
-        seen = [self._attend(q[first:last], first, last, before) for first, last in rows]
+        seen = [attend(middle.self_attn, q[first:last], first, last, before) for first, last in rows]
         x = features + middle.self_attn.o_proj(torch.cat(seen))
         out: Tensor = x + middle.mlp(middle.post_attention_layernorm(x))
         return out
 
-    def _attend(self, q: Tensor, first: int, last: int, passes: list[Entries]) -> Tensor:
-        """Pass 0 up to the row where the draft began, then one entry of each later pass: pass i's lies j − i rows before the row."""
-        j = len(passes) - 1
-        keys, values = (part[first:last] for part in passes[0])
-        seen = torch.ones(last - first, last - first, dtype=torch.bool).tril(-j)
-        seen[:j, 0] = True  # rows too early for this pass are never looked at, but must not be a softmax over nothing
-        extra = [(torch.roll(k[first:last], j - i, 0), torch.roll(v[first:last], j - i, 0)) for i, (k, v) in enumerate(passes) if i]
-        return self.midlayer.self_attn.over(q, keys, values, seen, extra)
+    def logits(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.lm_head(self.norm(hidden))
+        return out
+
+    def best(self, hidden: Tensor) -> Tensor:
+        return self.kept[self.logits(hidden).argmax(-1)]
 
 
 class Eagle3:
@@ -85,11 +73,11 @@ class Eagle3:
 
     def __init__(self, source: Source, net: Net, setting: Setting, vocabulary: Vocabulary, passes: int, inner: int) -> None:
         self.net = net
-        self._source, self._vocabulary, self._passes, self._inner = source, vocabulary, passes, inner
+        self._source, self._vocabulary, self._inner = source, vocabulary, inner
         self._layers = taps_of(source.layers)
-        self._taps = setting.taps(self._layers)
-        self._embedding = source.embedding()
-        self._to_draft = to_draft(vocabulary)
+        self._passes = Passes(net, setting.taps(self._layers), source.embedding(), to_draft(vocabulary), passes)
+        self.loss = self._passes.loss
+        self.hits = self._passes.hits
         self.facts = facts(net, "eagle", len(vocabulary.kept), vocabulary.covered) | {"passes": passes}
 
     @staticmethod
@@ -110,34 +98,9 @@ class Eagle3:
         inner = asked.inner or source.inner
         with torch.random.fork_rng():
             torch.manual_seed(setting.seed)
-            net = Net(source, len(taps_of(source.layers)), inner, len(vocabulary.kept))
-        _begin(net, source, head[torch.from_numpy(vocabulary.kept)])
+            net = Net(source, len(taps_of(source.layers)), inner, torch.from_numpy(vocabulary.kept))
+        _begin(net, source, head[net.kept])
         return Eagle3(source, net, setting, vocabulary, asked.passes, inner)
-
-    def loss(self, batch: Sequence[Record]) -> Tensor:
-        flat = Flat.of(batch)
-        loss = torch.zeros(())
-        for number, (hidden, goal) in enumerate(self._run(batch, flat, self._passes)):
-            places = (goal >= 0).nonzero().flatten()
-            logits = self.net.lm_head(self.net.norm(hidden[places]))
-            rows = goal[places]
-            loss = loss + FADE**number * distilled(logits, self._to_draft[flat.candidates[rows]], flat.logprobs[rows])
-        return loss / sum(FADE**number for number in range(self._passes))
-
-    def hits(self, record: Record, depth: int) -> NDArray[np.bool_]:
-        """Pass d of the row before place p + d − 1 is guess d + 1 of a draft that starts at place p."""
-        right = np.zeros((record.generated, depth), bool)
-        with torch.inference_mode():
-            flat = Flat.of([record])
-            for d, (hidden, _) in enumerate(self._run([record], flat, depth)):
-                first = record.prompt - 2 + d
-                if first >= hidden.shape[0]:
-                    break
-                guesses = self.net.lm_head(self.net.norm(hidden[max(first, 0) : -1])).argmax(-1)
-                held = guesses == self._to_draft[flat.tokens[max(first, 0) + 2 :]]
-                skipped = max(0, -first)
-                right[skipped : skipped + len(held), d] = held.numpy()
-        return right
 
     def save(self, folder: Path) -> None:
         """The public EAGLE-3 layout. Its layer ids count what enters a layer."""
@@ -149,30 +112,6 @@ class Eagle3:
         config |= {"intermediate_size": self._inner, "num_hidden_layers": 1, "vocab_size": self._vocabulary.vocab}
         config |= {"draft_vocab_size": len(kept), "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in self._layers]}
         write(folder, config, tensors)
-
-    def _run(self, batch: Sequence[Record], flat: Flat, passes: int) -> list[tuple[Tensor, Tensor]]:
-        """For each pass what the head makes of all rows [n, H], and the goal of each row, −1 where it has none. Row k of a text is about
-        its tokens k and k + 1; the last row of each text guesses beyond its end."""
-        embedded, features, goals, rows, at = [], [], [], [], 0
-        for (first, last, _), states in zip(flat.segments(), self._taps.read(batch)):
-            embedded.append(self._embedding[flat.tokens[first + 1 : last]])
-            features.append(states[:-1])
-            goals.append(torch.cat([flat.goal[first + 2 : last], torch.tensor([-1])]))
-            rows.append((at, at + last - first - 1))
-            at += last - first - 1
-        tokens, goal = torch.cat(embedded), torch.cat(goals)
-        firsts = torch.tensor([first for first, _ in rows])
-        before = torch.arange(-1, at - 1)
-        before[firsts] = firsts
-        hidden = self.net.fc(torch.cat(features))
-        entries: list[Entries] = []
-        made: list[tuple[Tensor, Tensor]] = []
-        for number in range(passes):
-            hidden = self.net.layer(tokens, hidden if not number else hidden[before], rows, entries)
-            made.append((hidden, goal.clone()))
-            for (first, last), prompt in zip(rows, flat.prompts):  # a draft of the next pass began at least so many rows before
-                goal[first : min(last, first + max(prompt - 2, 0) + number + 1)] = -1
-        return made
 
 
 def _begin(net: Net, source: Source, head: Tensor) -> None:

@@ -63,10 +63,14 @@ class Flat:
 
 
 def distilled(logits: Tensor, candidates: Tensor, logprobs: Tensor) -> Tensor:
-    """The mean over rows of −Σ p log q − HARD · log q(likeliest). logits [p, K] of the draft; candidates int64 [p, width]: draft ids, −1 =
+    """The mean of `distances` over rows. logits [p, K] of the draft."""
+    return distances(functional.log_softmax(logits.float(), -1), candidates, logprobs).sum() / max(1, len(logits))
+
+
+def distances(scores: Tensor, candidates: Tensor, logprobs: Tensor) -> Tensor:
+    """[p]: −Σ p log q − HARD · log q(likeliest). scores [p, K]: the draft's log-probabilities; candidates int64 [p, width]: draft ids, −1 =
     a token that the draft does not know; logprobs [p, width]: the target's."""
-    scores = functional.log_softmax(logits.float(), -1)
     known = candidates >= 0
     weight = logprobs.exp() * known
     weight[:, 0] += HARD * known[:, 0]
-    return -(weight * scores.gather(1, candidates.clamp(min=0))).sum() / max(1, len(logits))
+    return -(weight * scores.gather(1, candidates.clamp(min=0))).sum(-1)

@@ -22,7 +22,11 @@ from forerun.train.shards import Record
 from forerun.train.taps import Taps
 
 KINDS = {
+    "dflash": "forerun.train.kinds.dflash:Dflash",
+    "dspark": "forerun.train.kinds.dspark:Dspark",
     "eagle3": "forerun.train.kinds.eagle3:Eagle3",
+    "medusa": "forerun.train.kinds.medusa:Medusa",
+    "mtp": "forerun.train.kinds.mtp:Mtp",
     "model": "forerun.train.kinds.model:ModelDraft",
 }
 

@@ -106,6 +106,26 @@ class Source:
         } | ids
 
 
+class SharedHead:
+    """The target's output head, which stays as it is. Learning looks at the rows of `kept` tokens alone (a head of 49,152 tokens costs more
+    than all else), measuring at all of them."""
+
+    def __init__(self, whole: Tensor, kept: Tensor) -> None:
+        self._whole, self._part = whole, whole[kept]
+
+    def logits(self, x: Tensor) -> Tensor:
+        """[p, hidden] → [p, kept]."""
+        return x @ self._part.T
+
+    def best(self, x: Tensor) -> Tensor:
+        """[p, hidden] → int64 [p], target ids."""
+        return (x @ self._whole.T).argmax(-1)
+
+    def whole(self, x: Tensor) -> Tensor:
+        """[p, hidden] → [p, V]."""
+        return x @ self._whole.T
+
+
 def frequent(folder: Path, text: list[Record], vocab: int, size: int) -> Vocabulary:
     """The `size` tokens that the target writes most, special ones included; all others are unknown."""
     whole = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
@@ -125,9 +145,9 @@ def facts(net: nn.Module, speculator: str, vocabulary: int, covers: float) -> di
     return {"speculator": speculator, "parameters": parameters, "vocabulary": vocabulary, "vocabulary_covers": round(covers, 4)}
 
 
-def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """config.json and model.safetensors; floating tensors in bfloat16, others as they are."""
+def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], name: str = "model") -> None:
+    """config.json and NAME.safetensors; floating tensors in bfloat16, others as they are."""
     folder.mkdir(parents=True, exist_ok=True)
     stored = {name: value.detach().to(torch.bfloat16) if value.is_floating_point() else value for name, value in tensors.items()}
-    save_file({name: value.contiguous() for name, value in stored.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file({name: value.contiguous() for name, value in stored.items()}, folder / f"{name}.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -1,0 +1,184 @@
+"""Every head that can be trained: learns, is saved, and then guesses in the engine what training said it would."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from forerun.backends.registry import open_backend
+from forerun.engine.build import assemble
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Drafter, Terms
+from forerun.engine.drafters.registry import DRAFTERS, Host, Setting, open_drafter
+from forerun.engine.models.load import load_model
+from forerun.messages import Start
+from forerun.train.kinds import registry
+from forerun.train.kinds.registry import KINDS, open_kind
+from forerun.train.shards import Record
+from forerun.train.taps import Taps
+from tests.engine.tiny import Front, Sequence_, params_for
+from tests.train.kinds import asked
+
+SMALL = {
+    "eagle3": ["--vocab", "500", "--passes", "2"],
+    "medusa": ["--heads", "3"],
+    "mtp": ["--passes", "2"],
+    "dflash": ["--block", "4", "--draft-layers", "1", "--states", "2"],
+    "dspark": ["--block", "3", "--draft-layers", "1", "--states", "2", "--rank", "8"],
+}
+HEADS = sorted(set(KINDS) - {"model"})
+PROMPTS = [[17, 300, 45, 6, 201, 9], [8, 8, 411]]
+LONG = 40
+
+
+def start(folder: Path) -> Start:
+    return Start(model_id=str(folder), device="cpu", threads=1, dtype="float32", max_rows=2, max_total_tokens=96, speculate=8)
+
+
+class Recorder:
+    """A drafter, and its likeliest path at each length of the text. Warm-up has texts too: those asked for are the last."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self.needs = drafter.needs
+        self._known: dict[int, int] = {}
+        self.chains: list[dict[int, list[int]]] = []
+
+    def absorb(self, commit: Commit) -> None:
+        for i, row in enumerate(commit.rows):
+            if not commit.start[i]:
+                self.chains.append({})
+            self._known[row] = commit.start[i] + len(commit.tokens[i]) + (commit.next[i] is not None)
+        self._drafter.absorb(commit)
+
+    def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
+        drafts = self._drafter.propose(rows, budget, terms)
+        for row, draft in zip(rows, drafts):
+            self.chains[-1][self._known[row]] = likeliest(draft)
+        return drafts
+
+    def forget(self, rows: list[int]) -> None:
+        self._drafter.forget(rows)
+
+
+def likeliest(draft: Draft) -> list[int]:
+    """From the root always the surest child; the first named of equals."""
+    path, at = [], -1
+    while True:
+        children = [node for node, parent in enumerate(draft.parent) if parent == at]
+        if not children:
+            return path
+        at = max(children, key=lambda node: (draft.confidence[node], -node))
+        path.append(draft.token[at])
+
+
+def run(folder: Path, drafter: Drafter | None) -> list[Sequence_]:
+    backend = open_backend("cpu", 1)
+    asked = start(folder)
+    model = load_model(asked, backend, lambda *progress: None)
+    opened = drafter or open_drafter("none", Setting())
+    front = Front(assemble(asked, backend, model, opened, lambda *progress: None))
+    sequences = []
+    for prompt in PROMPTS:
+        sequences.append(Sequence_(prompt, params_for(prompt, max_new_tokens=LONG)))
+        front.admit(sequences[-1])
+        front.run(guess=8 if drafter else 0)
+    return sequences
+
+
+@functools.cache
+def written(folder: Path) -> list[Record]:
+    """Greedy answers of the target, each token certain."""
+    found = []
+    for number, sequence in enumerate(run(folder, None)):
+        tokens = np.array([*sequence.prompt, *sequence.tokens], np.uint32)
+        answer = tokens[len(sequence.prompt) :, None]
+        found.append(Record(number, 256, len(sequence.prompt), tokens, answer, np.zeros((len(answer), 1), np.float16)))
+    return found
+
+
+def trained(kind: str, folder: Path, steps: int) -> registry.Draft:
+    taps = functools.cache(lambda layers: Taps(start(folder), layers, 1 << 20))
+    head = open_kind(kind, asked(kind, SMALL[kind]), registry.Setting(folder, written(folder), 0, taps))
+    optimizer = torch.optim.AdamW([one for one in head.net.parameters() if one.requires_grad], lr=5e-3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        torch.autograd.backward(head.loss(written(folder)))
+        optimizer.step()
+    return head
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_it_learns_what_it_reads(kind: str, folder: Path) -> None:
+    before = trained(kind, folder, 0).loss(written(folder)).item()
+    head = trained(kind, folder, 40)
+    assert head.loss(written(folder)).item() < 0.5 * before
+    hits = np.concatenate([head.hits(record, 2)[1:-1] for record in written(folder)])
+    assert hits[:, 0].mean() > 0.7 and hits.all(1).mean() > 0.4
+    assert not head.hits(written(folder)[0], 12)[-3:, 4:].any(), "nothing holds behind the end"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in HEADS if kind.removesuffix("3") in DRAFTERS])
+def test_the_engine_guesses_what_training_said(kind: str, folder: Path, tmp_path: Path) -> None:
+    """Place for place: positions, layers, norms, vocabulary and layout are the same on both sides."""
+    head = trained(kind, folder, 12)
+    head.save(tmp_path)
+    rounded(head, tmp_path)
+    backend = open_backend("cpu", 1)
+    model = load_model(start(folder), backend, lambda *progress: None)
+    host = Host(start(folder), backend, model, lambda *progress: None)
+    recorder = Recorder(open_drafter(f"{head.facts['speculator']}={tmp_path}", Setting(8, True, host)))
+    answers = run(folder, recorder)
+    same = compared = held = 0
+    for record, answer, chains in zip(written(folder), answers, recorder.chains[-2:], strict=True):
+        assert answer.tokens == record.tokens[record.prompt :].tolist()
+        hits = head.hits(record, 4)
+        for known, chain in chains.items():
+            place = known - record.prompt
+            for depth, guess in enumerate(chain[: min(4, record.generated - place)]):
+                right = guess == record.tokens[known + depth]
+                same, compared, held = same + (hits[place, depth] == right), compared + 1, held + right
+                if not right:
+                    break
+    assert compared > 20 and held > 5 and held < compared
+    assert same > 0.95 * compared, f"{same} of {compared} guesses are as training said"
+
+
+def rounded(head: registry.Draft, folder: Path) -> None:
+    """The net as it was saved."""
+    (file,) = folder.glob("*.safetensors")
+    saved = load_file(file)
+    for name, value in head.net.state_dict().items():
+        found = next((other for key, other in saved.items() if key == name or key.endswith("." + name) or key == _medusa(name)), None)
+        if found is not None and value.is_floating_point():
+            value.copy_(found)
+
+
+def _medusa(name: str) -> str:
+    number, _, rest = name.partition(".")
+    return f"{number}.0.linear.{rest}"
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_the_same_seed_gives_the_same_head(kind: str, folder: Path) -> None:
+    left, right = (trained(kind, folder, 2).net.state_dict() for _ in range(2))
+    assert left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+@pytest.mark.parametrize(
+    "kind, words, cure",
+    [
+        ("eagle3", ["--passes", "0"], "--passes 3"),
+        ("medusa", ["--heads", "0"], "--heads 4"),
+        ("dflash", ["--block", "1"], "2 or more"),
+        ("dspark", ["--mask-token", "512"], "512"),
+        ("dspark", ["--rank", "0"], "--rank 64"),
+    ],
+)
+def test_sizes_that_make_no_head_are_refused(kind: str, words: list[str], cure: str, folder: Path) -> None:
+    with pytest.raises(ValueError, match=cure):
+        open_kind(kind, asked(kind, words), registry.Setting(folder, written(folder), 0, lambda layers: Taps(start(folder), layers)))
