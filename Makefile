@@ -6,7 +6,7 @@ MODEL := models/smollm2-135m-instruct
 PORT ?= 8080
 STAMP := $(VENV)/.forerun-setup
 
-.PHONY: help setup model serve test test-slow test-aarch64 lint types bench simulate bench-kernels bench-peers bench-speculation draft image image-test clean
+.PHONY: help setup model serve test test-slow test-aarch64 lint types bench simulate bench-kernels bench-peers bench-speculation bench-drafters draft heads image image-test clean
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -58,6 +58,13 @@ bench-peers: setup model ## our server beside those that tools/peers.sh installe
 
 bench-speculation: setup model ## guesses against none, 1 to 32 streams, five workloads (20 minutes)
 	$(BIN)/forerun bench speculation
+
+heads: setup model ## the demo heads anew, EAGLE-3 and Medusa, from the same text as the draft (on two idle cores perhaps an hour)
+	$(BIN)/forerun train-drafter --kind eagle3 --model-id $(MODEL) --out drafts/smollm2-135m-eagle3 --work drafts/smollm2-135m.work --tokens 298000 --vocab 6144 --epochs 3 --batch-tokens 2048
+	$(BIN)/forerun train-drafter --kind medusa --model-id $(MODEL) --out drafts/smollm2-135m-medusa --work drafts/smollm2-135m.work --tokens 298000 --heads 3 --epochs 2 --batch-tokens 2048
+
+bench-drafters: setup model ## trained drafters and mixtures against none, 1 to 16 streams, five workloads, with a picture (an hour)
+	$(BIN)/python -m forerun.bench.drafters --plot
 
 image: ## the container image (docker, podman or buildah)
 	tools/image.sh

@@ -159,10 +159,10 @@ def _load(options: argparse.Namespace) -> int:
         plots.require()
     shapes = [Shape(rate=rate, burstiness=options.burstiness) for rate in options.rate]
     shapes = shapes or [Shape(streams=streams) for streams in options.streams or [1]]
-    measured = _run(_measure(options, shapes))
+    measured = run(_measure(options, shapes))
     points = [point for point, _ in measured]
     results = [dataclasses.asdict(point) | _cost(options, point.tokens_per_second, point.requests_per_second) for point in points]
-    _write(options.out, {"settings": _settings(options), "machine": machine(), "points": results})
+    write(options.out, {"settings": _settings(options), "machine": machine(), "points": results})
     if options.plot:
         picture = options.out.with_suffix(".png")
         plots.load(points, [records for _, records in measured], picture, f"{options.api} at {options.url}")
@@ -233,10 +233,10 @@ def _foundation(options: argparse.Namespace) -> int:
     if options.plot:
         plots.require()
     foundation = Foundation(options.model_id, options.server_flags, settings, show_progress())
-    bars = _run(foundation.run(options.only or Foundation.PARTS))
+    bars = run(foundation.run(options.only or Foundation.PARTS))
     print(present(bars, foundation.remarks))
     details = {"bars": [dataclasses.asdict(bar) | {"passed": bar.passed} for bar in bars], "remarks": foundation.remarks}
-    _write(options.out, {"settings": _settings(options), "machine": machine(), **details, "details": foundation.details})
+    write(options.out, {"settings": _settings(options), "machine": machine(), **details, "details": foundation.details})
     if options.plot:
         picture = options.out.with_suffix(".png")
         plots.bars([bar.name for bar in bars], [bar.cost for bar in bars], [bar.passed for bar in bars], picture, "forerun: the speed bars")
@@ -270,14 +270,14 @@ def _peers(options: argparse.Namespace) -> int:
     contest = peers.Contest(chosen, settings, show_steps())
     with contextlib.suppress(KeyboardInterrupt):  # whole rounds of a run that was broken off count
         if chosen:
-            _run(contest.run())
+            run(contest.run())
     if chosen and not contest.turns:
         raise BenchError("broken off before a round was whole")
     loops: list[inprocess.Indoors] = []
     if not options.only or "in-process" in options.only:
         kinds = list(inprocess.files(options.peers)[1])
         skipped += [] if kinds else ["skipped: OpenVINO, or its models, are not there (tools/peers.sh llama.cpp, then openvino)"]
-        loops = _run(inprocess.measure(options.model_id, options.peers, settings.rounds, show_steps(), kinds))
+        loops = run(inprocess.measure(options.model_id, options.peers, settings.rounds, show_steps(), kinds))
     bars = [*peers.bars(contest.turns, chosen), *inprocess.bars(loops)]
     tables = [peers.table(contest.turns, contest.facts) if chosen else "", inprocess.table(loops)]
     print("\n\n".join([*filter(None, tables), present(bars, [*contest.remarks, *skipped])]))
@@ -293,7 +293,7 @@ def _peers(options: argparse.Namespace) -> int:
         "remarks": contest.remarks,
     }
     verdicts = [dataclasses.asdict(bar) | {"passed": bar.passed} for bar in bars]
-    _write(options.out, {"settings": _settings(options), "machine": machine(), "bars": verdicts, **details})
+    write(options.out, {"settings": _settings(options), "machine": machine(), "bars": verdicts, **details})
     if options.plot and chosen:
         picture = options.out.with_suffix(".png")
         plots.peers(contest.turns, contest.facts, picture)
@@ -315,10 +315,10 @@ def _speculation(options: argparse.Namespace) -> int:
     form = chat_form(Path(options.model_id))
     measured = speculation.Sweep(options.model_id, options.speculator, options.server_flags, settings, form, show_steps())
     try:
-        _run(measured.run(chosen))
+        run(measured.run(chosen))
     finally:  # whatever came out of a long run that broke off
         outcomes = [*kept, *speculation.numbered(measured.outcomes, kept)]
-        _write(
+        write(
             options.out,
             {"settings": _settings(options), "machine": machine(), "outcomes": [dataclasses.asdict(one) for one in outcomes]},
         )
@@ -340,7 +340,7 @@ def _speculation(options: argparse.Namespace) -> int:
     return int(options.strict and not all(bar.passed for bar in bars))
 
 
-def _run(work: Any) -> Any:
+def run(work: Any) -> Any:
     """Runs a coroutine on uvloop, with the garbage collector out of the way of time stamps."""
     gc.collect()
     gc.freeze()
@@ -375,7 +375,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _write(path: Path, result: dict[str, Any]) -> None:
+def write(path: Path, result: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
     print(f"result: {path}")

@@ -147,6 +147,31 @@ def speculation(spots: Sequence[Spot], path: Path, floor: float) -> None:
     _save(pyplot, figure, path)
 
 
+def drafters(spots: dict[str, list[Spot]], path: Path) -> None:
+    """A column for each workload: speed over plain decoding above, tokens that a step brings below, a line for each drafter."""
+    pyplot = _pyplot()
+    names = list(dict.fromkeys(spot.workload for of_one in spots.values() for spot in of_one))
+    figure, axes = pyplot.subplots(2, len(names), figsize=(3.4 * len(names), 6.6), layout="constrained", sharey="row", squeeze=False)
+    for column, name in enumerate(names):
+        for drafter, of_one in spots.items():
+            own = sorted((spot for spot in of_one if spot.workload == name), key=lambda spot: spot.streams)
+            label = "+".join(part.partition("=")[0] for part in drafter.split("+"))
+            places = range(len(own))
+            axes[0][column].plot(places, [spot.ratio for spot in own], "s--" if "+" in drafter else "o-", markersize=4, label=label)
+            axes[1][column].plot(places, [spot.tokens for spot in own], "s--" if "+" in drafter else "o-", markersize=4, label=label)
+            for axis in axes[:, column]:
+                axis.set_xticks(list(places), [str(spot.streams) for spot in own])
+        axes[0][column].axhline(1, color="black", linewidth=1, linestyle=":")
+        axes[0][column].set_title(name)
+        axes[1][column].set_xlabel("streams")
+    for axis in axes.flat:
+        axis.grid(alpha=0.3)
+    axes[0][0].set(ylabel="speed over plain decoding", ylim=(0, None))
+    axes[1][0].set(ylabel="tokens a step", ylim=(0.9, None))
+    axes[0][-1].legend(fontsize=7)
+    _save(pyplot, figure, path)
+
+
 def roofline(curve: dict[str, Any], path: Path, title: str) -> None:
     """Step time and throughput against rows. `curve`: rows, seconds, memory floor, arithmetic floor of each count, all in seconds."""
     pyplot = _pyplot()

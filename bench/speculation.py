@@ -86,7 +86,7 @@ class Sweep:
         """Touches the memory that the largest batch needs, and records its steps, with texts that no workload has."""
         load = Load(Target(server.origin, APIS["tgi"]), Ask(WARM_TOKENS), prompts.synthetic(WARM_TOKENS))
         for count in sorted({1, streams}):
-            _checked(await load.run(Shape(streams=count), Amount(requests=2 * count)))
+            checked(await load.run(Shape(streams=count), Amount(requests=2 * count)))
 
     async def _match(self, guessing: Launched, plain: Launched, match: Match) -> Outcome:
         order = (guessing, plain) if match.guessing_first else (plain, guessing)
@@ -97,8 +97,8 @@ class Sweep:
             match.round,
             match.workload,
             match.streams,
-            _side(fast, counts),
-            _side(slow, plain_counts),
+            side(fast, counts),
+            side(slow, plain_counts),
             guesses=counts.drafted / steps if steps else 0.0,
             acceptance=counts.accepted / counts.drafted if counts.drafted else 0.0,
             tokens=counts.committed / steps if steps else 0.0,
@@ -111,7 +111,7 @@ class Sweep:
         load = Load(Target(server.origin, APIS["tgi"]), self._ask, map(self._form, match.prompts))
         before = Counts.of(await server.metrics())
         records = await load.run(Shape(streams=match.streams), Amount(requests=len(match.prompts), cut=True))
-        return _checked(records), Counts.of(await server.metrics()).since(before)
+        return checked(records), Counts.of(await server.metrics()).since(before)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class Counts:
         )
 
 
-def _checked(records: list[Record]) -> list[Record]:
+def checked(records: list[Record]) -> list[Record]:
     """Raises BenchError when a request failed: a figure of a run with errors says nothing."""
     errors = {record.error for record in records if record.error}
     if errors:
@@ -158,7 +158,7 @@ def _checked(records: list[Record]) -> list[Record]:
     return records
 
 
-def _side(records: Sequence[Record], counts: Counts) -> Side:
+def side(records: Sequence[Record], counts: Counts) -> Side:
     finished = [record for record in records if not record.cut]
     seconds, tokens = busy_time(records)
     return Side(

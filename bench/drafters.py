@@ -1,0 +1,200 @@
+"""Drafters side by side: the same requests to a server for each of them, and to one that never guesses, in turns.
+
+    python -m forerun.bench.drafters --plot            (make bench-drafters)
+
+All servers of a round live at once and take turns at each load, in an order that moves on from load to load; while one answers, the others
+are idle. What each is measured against is the plain server's turn at the same load, minutes away at the most. A load's prompts go to every
+server once, so that nobody has seen an answer before. Every answer must be the plain server's, token by token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from forerun.bench import cli, plots, process, prompts, workloads
+from forerun.bench.apis import APIS, Ask
+from forerun.bench.errors import BenchError
+from forerun.bench.launched import Launched, ours
+from forerun.bench.load import Amount, Load, Target
+from forerun.bench.records import Record, Shape
+from forerun.bench.speculation import FLAGS, WARM_TOKENS, Counts, checked, describe, differing, side
+from forerun.bench.sweep import Match, Outcome, Spot, condense, lives
+from forerun.bench.template import chat_form
+from forerun.bench.workloads import Workload
+
+PLAIN = "none"
+HEADS = {"eagle": "eagle3", "medusa": "medusa", "mtp": "mtp", "dflash": "dflash", "dspark": "dspark"}
+"""what `--speculator` calls a head, and how the folders end in which `make heads` leaves them"""
+
+
+def found(folder: Path, model: str) -> list[str]:
+    """Drafters for this model: those without weights, what lies in `folder`, and two mixtures of the best known."""
+    heads = [f"{name}={folder / f'{model}-{kind}'}" for name, kind in HEADS.items() if (folder / f"{model}-{kind}").is_dir()]
+    models = [f"model={folder / model}"] if (folder / model / "config.json").is_file() else []
+    return ["suffix", *models, *heads, *(f"suffix+{head}" for head in (heads or models)[:2])]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    """`tokens`: most of an answer."""
+
+    streams: Sequence[int] = (1, 4, 16)
+    rounds: int = 1
+    tokens: int = 128
+    seed: int = 0
+
+
+class Field:
+    """Runs the contest. `outcomes`: by drafter; `remarks`: for people."""
+
+    def __init__(
+        self,
+        model_id: str,
+        drafters: Sequence[str],
+        flags: Sequence[str],
+        settings: Settings,
+        form: Callable[[str], str],
+        say: Callable[[str], None],
+    ) -> None:
+        given = [word for name, value in FLAGS.items() if name not in flags for word in (name, value)]
+        self._programs = {name: ours(model_id, [*given, *flags, "--speculator", name]) for name in (PLAIN, *drafters)}
+        self._settings, self._form, self._say = settings, form, say
+        self._ask = Ask(settings.tokens, extra={"details": True})
+        self.outcomes: dict[str, list[Outcome]] = {name: [] for name in drafters}
+        self.remarks: list[str] = []
+
+    async def run(self, chosen: Sequence[Workload]) -> None:
+        """Raises BenchError when a request failed or a server did not start."""
+        plan = lives(chosen, self._settings.streams, self._settings.rounds, self._settings.seed)
+        total, done, others = sum(map(len, plan)), 0, process.Others()
+        for life in plan:
+            async with AsyncExitStack() as stack:
+                servers = {}
+                for name, program in self._programs.items():
+                    self._say(f"{done}/{total}: starting {name}")
+                    servers[name] = await stack.enter_async_context(Launched(program))
+                    await self._warm(servers[name], max(match.streams for match in life))
+                for match in life:
+                    done += 1
+                    self._say(f"{done}/{total}: {match.workload}, {match.streams} streams, round {match.round + 1}")
+                    await self._match(servers, match, done)
+        self.remarks.append(f"other programs took {others.share():.0%} of the machine meanwhile")
+
+    async def _warm(self, server: Launched, streams: int) -> None:
+        load = Load(Target(server.origin, APIS["tgi"]), Ask(WARM_TOKENS), prompts.synthetic(WARM_TOKENS))
+        for count in sorted({1, streams}):
+            checked(await load.run(Shape(streams=count), Amount(requests=2 * count)))
+
+    async def _match(self, servers: dict[str, Launched], match: Match, number: int) -> None:
+        names = list(servers)
+        first = number % len(names)
+        taken = {name: await self._take(servers[name], match) for name in names[first:] + names[:first]}
+        slow, plain = taken[PLAIN]
+        for name, outcomes in self.outcomes.items():
+            fast, counts = taken[name]
+            outcomes.append(outcome(match, fast, counts, slow, plain))
+
+    async def _take(self, server: Launched, match: Match) -> tuple[list[Record], Counts]:
+        load = Load(Target(server.origin, APIS["tgi"]), self._ask, map(self._form, match.prompts))
+        before = Counts.of(await server.metrics())
+        records = await load.run(Shape(streams=match.streams), Amount(requests=len(match.prompts), cut=True))
+        return checked(records), Counts.of(await server.metrics()).since(before)
+
+
+def outcome(match: Match, fast: Sequence[Record], counts: Counts, slow: Sequence[Record], plain: Counts) -> Outcome:
+    steps = counts.committed - counts.accepted  # each step of a sequence brings one token that was not guessed
+    return Outcome(
+        match.round,
+        match.workload,
+        match.streams,
+        side(fast, counts),
+        side(slow, plain),
+        guesses=counts.drafted / steps if steps else 0.0,
+        acceptance=counts.accepted / counts.drafted if counts.drafted else 0.0,
+        tokens=counts.committed / steps if steps else 0.0,
+        differing=differing(match.prompts, fast, slow),
+        state=counts.state,
+    )
+
+
+def table(spots: dict[str, list[Spot]], streams: int) -> str:
+    """Markdown: speed over plain decoding and tokens a step of each drafter on each workload, and the means over them."""
+    names = list(dict.fromkeys(spot.workload for of_one in spots.values() for spot in of_one))
+    rows = [f"| {streams} stream{'s' * (streams > 1)} | {' | '.join(names)} | mean |", "|---" * (len(names) + 2) + "|"]
+    for drafter, of_one in spots.items():
+        own = {spot.workload: spot for spot in of_one if spot.streams == streams}
+        cells = [f"{own[name].ratio:.2f} ({own[name].tokens:.2f})" for name in names if name in own]
+        mean = [sum(values) / len(own) for values in zip(*((spot.ratio, spot.tokens) for spot in own.values()))]
+        rows.append(f"| `{drafter}` | {' | '.join(cells)} | {mean[0]:.2f} ({mean[1]:.2f}) |")
+    return "\n".join(rows)
+
+
+def verdicts(spots: dict[str, list[Spot]]) -> Iterator[str]:
+    """Of each mixture: where it is slower than one of its parts."""
+    for mixture in (name for name in spots if "+" in name):
+        for part in mixture.split("+"):
+            rates = {(spot.workload, spot.streams): spot.ratio for spot in spots.get(part, [])}
+            behind = [spot for spot in spots[mixture] if spot.ratio < rates.get((spot.workload, spot.streams), 0.0)]
+            places = ", ".join(f"{spot.workload} at {spot.streams}" for spot in behind)
+            if part in spots:
+                yield f"{mixture} against {part}: faster at {len(spots[mixture]) - len(behind)} of {len(spots[mixture])} loads" + (
+                    f"; slower at {places}" if behind else ""
+                )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 done, 1 failed or answers differ."""
+    parser = argparse.ArgumentParser(prog="python -m forerun.bench.drafters", description=__doc__.split("\n")[0])
+    parser.add_argument("--model-id", default="models/smollm2-135m-instruct", help="(default: %(default)s)")
+    parser.add_argument("--drafts", type=Path, default=Path("drafts"), help="where trained drafts lie (default: %(default)s)")
+    parser.add_argument("--drafter", action="append", help="a value of --speculator; may be repeated (default: all that are found)")
+    parser.add_argument("--prompts", type=Path, help="a folder of NAME.jsonl (default: prompts of our own)")
+    parser.add_argument("--only", action="append", default=[], metavar="WORKLOAD")
+    parser.add_argument("--streams", type=int, action="append", help="may be repeated (default: 1, 4, 16)")
+    parser.add_argument("--rounds", type=int, default=1, help="(default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=128, help="most of an answer (default: %(default)s)")
+    parser.add_argument("--server-flag", action="append", default=[], help="for every server; may be repeated")
+    parser.add_argument("--out", type=Path, default=Path("bench/out/drafters.json"))
+    parser.add_argument("--plot", action="store_true")
+    asked = parser.parse_args(argv)
+    try:
+        return _run(asked)
+    except (BenchError, ValueError, FileNotFoundError) as wrong:
+        print(f"forerun bench: {wrong}", file=sys.stderr)
+        return 1
+
+
+def _run(asked: argparse.Namespace) -> int:
+    if asked.plot:
+        plots.require()
+    model = Path(asked.model_id).name.removesuffix("-instruct")
+    drafters = asked.drafter or found(asked.drafts, model)
+    settings = Settings(tuple(asked.streams or Settings().streams), asked.rounds, asked.tokens)
+    chosen = workloads.from_folder(asked.prompts, asked.only) if asked.prompts else workloads.made(asked.only)
+    field = Field(
+        asked.model_id, drafters, asked.server_flag, settings, chat_form(Path(asked.model_id)), lambda text: print(text, file=sys.stderr)
+    )
+    cli.run(field.run(chosen))
+    spots = {name: condense(outcomes) for name, outcomes in field.outcomes.items()}
+    details: dict[str, Any] = {name: [dataclasses.asdict(one) for one in outcomes] for name, outcomes in field.outcomes.items()}
+    cli.write(
+        asked.out, {"settings": {name: str(value) for name, value in vars(asked).items()}, "machine": cli.machine(), "outcomes": details}
+    )
+    print("speed over plain decoding (tokens that a step brings)\n")
+    print("\n\n".join([*(table(spots, count) for count in settings.streams), *verdicts(spots), *field.remarks]))
+    if asked.plot:
+        plots.drafters(spots, asked.out.with_suffix(".png"))
+    wrong = [text for outcomes in field.outcomes.values() for text in describe(outcomes)]
+    if wrong:
+        raise BenchError("ANSWERS DIFFER with and without guesses, which must never be:\n  " + "\n  ".join(wrong))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
