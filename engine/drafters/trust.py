@@ -45,19 +45,24 @@ class _Shift:
         self.variance = variance
 
     def learn(self, chance: float, held: bool) -> None:
-        """An outcome that had this chance."""
-        spread = chance * (1.0 - chance)
-        gain = self.variance / (1.0 + self.variance * spread)
-        self.mean += gain * (held - chance)
-        self.variance = gain
+        """An outcome that had this chance. Lets go of what was learned before when outcomes keep being off on the same side."""
+        off, spread = held - chance, chance * (1.0 - chance)
+        strain = off / math.sqrt(spread)
+        strain = self.strain * _STRAIN_FADE + (
+            _STRAIN_STEP if strain > _STRAIN_STEP else -_STRAIN_STEP if strain < -_STRAIN_STEP else strain
+        )
+        variance = self.variance
+        if strain > _STRAIN or strain < -_STRAIN:
+            strain, variance = 0.0, _LET_GO
+        self.strain = strain
+        self.variance = gain = variance / (1.0 + variance * spread)
+        self.mean += gain * off
 
-    def strained(self, chance: float, held: bool) -> None:
-        """Lets go of what was learned when outcomes keep being off on the same side."""
-        off = (held - chance) / math.sqrt(chance * (1.0 - chance))
-        self.strain = self.strain * _STRAIN_FADE + max(-_STRAIN_STEP, min(_STRAIN_STEP, off))
-        if abs(self.strain) > _STRAIN:
-            self.strain = 0.0
-            self.variance = _LET_GO
+    def follow(self, chance: float, held: bool, keep: float, prior: float) -> None:
+        """An outcome for a shift that fades with each of them: `keep` is left, the rest is a prior of mean nothing and such a variance."""
+        variance = prior + (self.variance - prior) * keep * keep
+        self.variance = gain = variance / (1.0 + variance * chance * (1.0 - chance))
+        self.mean = self.mean * keep + gain * (held - chance)
 
     def fade(self, keep: float, mean: float, variance: float) -> None:
         """Back towards its prior."""
@@ -121,13 +126,10 @@ class Trust:
                 continue
             held = token == tokens[start + depth]
             reached.append(depth + 1 if held else -1)
-            deep = self._depths[min(depth, _DEPTHS - 1)]
-            shift.strained(chance, held)
+            deep = self._depths[depth if depth < _DEPTHS else -1]
             shift.learn(chance, held)
-            all.fade(_ALL_FADE, 0.0, _ALL_VARIANCE)
-            all.learn(_shifted(confidence, all.mean + deep.mean), held)
-            deep.fade(_DEPTH_FADE, 0.0, _DEPTH_VARIANCE)
-            deep.learn(chance, held)
+            all.follow(_shifted(confidence, all.mean * _ALL_FADE + deep.mean), held, _ALL_FADE, _ALL_VARIANCE)
+            deep.follow(chance, held, _DEPTH_FADE, _DEPTH_VARIANCE)
 
     def forget(self, row: int) -> None:
         self._rows.pop(row, None)

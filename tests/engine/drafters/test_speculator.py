@@ -7,7 +7,10 @@ import math
 import pytest
 
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Terms
-from forerun.engine.drafters.speculator import MOST_FAILURES
+from forerun.engine.drafters.speculator import MOST_FAILURES, Speculator
+from forerun.engine.kv import Table
+from forerun.engine.rows import Row, Share
+from forerun.messages import StepPlan
 from tests.engine.tiny import VOCAB, Front, Sequence_, alone, params_for, tiny_engine
 
 PROMPTS = [[1, 2, 3, 4, 5] * 4, [9, 8, 7] * 6]
@@ -131,3 +134,32 @@ def test_budget_and_price_bound_the_nodes() -> None:
         front.step()
         front.step(guess=8, price=price)
         assert sequence.drafted == depth
+
+
+def chosen(weights: dict[int, float], toll: list[float]) -> list[int]:
+    """How many nodes two rows with the same draft keep, of a chain in which each guess holds half of the time."""
+
+    class Even(Faulty):
+        def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
+            return [Draft.chain([1] * 4, [0.5] * 4) for _ in rows]
+
+    params = params_for([1, 2, 3], max_new_tokens=50)
+    table = Table(2, 64, 16)
+    shares = []
+    for number in range(2):
+        table.grant(number, range(4 * number, 4 * number + 4))
+        shares.append(Share(Row.open(number, params, [1, 2, 3], 2), 1, 4, Draft.none(), []))
+    speculator = Speculator(Even(""), VOCAB, 64, 8, 16)
+    speculator.draft(shares, table, StepPlan(1, budget=8, toll=toll, weights=weights))
+    return [share.draft.count for share in shares]
+
+
+def test_where_weights_differ_the_urgent_row_gets_the_guesses() -> None:
+    """A node is kept if weight times survival is worth its toll; without weights equal rows are served alike."""
+    dear = [0.2 * (n + 1) for n in range(8)]
+    alike = chosen({}, dear)
+    assert alike[0] == alike[1]
+    first, second = chosen({0: 4.0, 1: 0.25}, dear)
+    assert first > alike[0] > second or (first > second == 0 and alike[0] <= 1)
+    assert chosen({0: 0.25, 1: 4.0}, dear) == [second, first]
+    assert chosen({0: 4.0}, dear)[1] == alike[1], "a row that has none weighs one"

@@ -10,7 +10,7 @@ from forerun.messages import Profile
 from forerun.router.controller.cost import Costs
 from forerun.router.controller.price import Price
 from forerun.router.guesses import Round
-from tests.router.controller.streams import COSTS, World, sequence
+from tests.router.controller.streams import COSTS, World, seconds_of, sequence
 
 
 def test_one_stream_may_have_nearly_all_guesses_and_a_full_machine_none() -> None:
@@ -140,15 +140,41 @@ def test_what_has_ended_is_forgotten() -> None:
     assert not controller._yields
 
 
+def yardstick() -> float:
+    """Seconds of a fixed piece of Python: nine microseconds where a decision has to take less than a hundred."""
+    began = time.perf_counter()
+    total, found = 0, dict[int, int]()
+    for i in range(100):
+        found[i & 31] = total
+        total += i * 3 & 255
+    return time.perf_counter() - began
+
+
 def test_a_decision_for_64_sequences_takes_less_than_100_microseconds() -> None:
-    """The bar is for an idle machine; this one may be busy, so the best of many counts."""
+    """The bar is for an idle machine. This one may be busy or slow, so the best of many counts, in units of other work done in turns."""
     controller, world = Price(COSTS, most=16), World(chance=0.5)
     streams = [sequence(500) for _ in range(64)]
     for _ in range(50):
         world.step(controller, streams)
-    best = 1.0
+    best = stick = 1.0
     for _ in range(300):
         began = time.perf_counter()
         controller(streams)
         best = min(best, time.perf_counter() - began)
-    assert best < 100e-6
+        stick = min(stick, yardstick())
+    assert best / stick < 100 / 9
+
+
+@pytest.mark.parametrize("load", [1, 4, 16])
+@pytest.mark.parametrize("claim", [0.5, 0.99])
+def test_a_drafter_that_is_sure_and_always_wrong_costs_next_to_nothing(claim: float, load: int) -> None:
+    """The whole loop: tolls, what asking brought, looks at plain steps and the guard. What is lost is lost in the first rounds."""
+    streams = [sequence() for _ in range(load)]
+
+    def lost(rounds: int) -> float:
+        controller, world = Price(COSTS, most=16), World(chance=0.0, claim=claim, frugal=True)
+        for _ in range(rounds):
+            world.step(controller, streams)
+        return world.seconds * load / (world.tokens * seconds_of(load)) - 1
+
+    assert lost(300) < 0.05 and lost(3000) < 0.015
