@@ -16,6 +16,7 @@ from forerun.router.controller.journal import View
 from forerun.router.service import Router
 from forerun.server import openai_schema, schema, static
 from forerun.server.cloud import Cloud, VertexRequest, VertexResponse
+from forerun.server.connection import Runner
 from forerun.server.desk import Desk
 from forerun.server.document import Handler, Operation, document, inference
 from forerun.server.edge import Edge
@@ -73,7 +74,7 @@ def build_app(config: Config, router: Router, services: Services) -> web.Applica
 def make_runner(app: web.Application) -> web.AppRunner:
     """A runner under which a client that leaves cancels its handler at once. Signals stay launch.py's."""
     _http_log.addFilter(_is_ours)
-    return web.AppRunner(
+    return Runner(
         app,
         handler_cancellation=True,
         handle_signals=False,

@@ -134,12 +134,43 @@ async def test_broken_http_is_refused_and_leaves_no_trace_in_the_log(raw: bytes,
     async with serve() as front:
         reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
         writer.write(raw)
-        answer = await asyncio.wait_for(reader.read(), 5)
+        answer = await asyncio.wait_for(reader.read(), 30)
         writer.close()
-        assert answer.startswith(b"HTTP/1.") and answer.split()[1] == b"400"
-        assert b"\nInjected" not in answer.partition(b"\r\n\r\n")[0]
+        head, _, said = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.") and head.split()[1] == b"400"
+        assert b"\nInjected" not in head and b"content-type: application/json" in head.lower()
+        error = json.loads(said)
+        assert error.keys() == {"error", "error_type"} and error["error_type"] == "validation" and len(error["error"]) < 300
         assert (await front.get("/health"))[0].status == 200
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + b"x" * 70_000 + b"\r\n\r\n",
+    ],
+)
+async def test_heads_that_are_too_long_are_not_repeated(raw: bytes) -> None:
+    async with serve("--payload-limit", "1000") as front:
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(raw)
+        answer = await asyncio.wait_for(reader.read(), 30)
+        writer.close()
+        head, _, said = answer.partition(b"\r\n\r\n")
+        assert head.split()[1] == b"431" and b"\r\nx-request-id: " in head.lower() and len(said) < 300
+        assert json.loads(said)["error_type"] == "validation"
+
+
+async def test_a_request_behind_a_broken_one_is_not_served() -> None:
+    """Who sends half of nonsense must not have the rest of it taken for a request of its own."""
+    async with serve() as front:
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(b"GET / HTTP/9.9\r\n\r\nGET /info HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = await asyncio.wait_for(reader.read(), 30)
+        writer.close()
+        assert answer.count(b"HTTP/1.") == 1 and b"model_id" not in answer
 
 
 async def test_a_header_that_proxies_made_long() -> None:
