@@ -80,6 +80,7 @@ class Field:
                     self._say(f"{done}/{total}: starting {name}")
                     servers[name] = await stack.enter_async_context(Launched(program))
                     await self._warm(servers[name], max(match.streams for match in life))
+                    await servers[name].settled()
                 for match in life:
                     done += 1
                     self._say(f"{done}/{total}: {match.workload}, {match.streams} streams, round {match.round + 1}")

@@ -94,16 +94,16 @@ class Foundation:
         bars: list[Bar] = []
         seconds = []
         flags = [word for name, value in MODEL_FLAGS.items() if name not in self._flags for word in (name, value)] + self._flags
-        for number in range(self._settings.starts - 1 if "start" in parts else 0):
+        for number in range(self._settings.starts if "start" in parts else 0):
             self._progress(f"start {number + 1}")
             async with Launched(ours(self._model_id, flags)) as server:
                 seconds.append(server.ready_seconds)
-        async with Launched(ours(self._model_id, flags)) as server:
-            seconds.append(server.ready_seconds)
-            if "start" in parts:
-                self.details["start_seconds"] = seconds
-                bars.append(Bar("start to ready", median(seconds), "≤", 10, "s", f"median of {len(seconds)}"))
-            if set(parts) & {"speed", "memory"}:
+        if seconds:
+            self.details["start_seconds"] = seconds
+            bars.append(Bar("start to ready", median(seconds), "≤", 10, "s", f"median of {len(seconds)}"))
+        if set(parts) & {"speed", "memory"}:
+            plain = [] if "--speculator" in self._flags else ["--speculator", "none"]  # the bare loop guesses nothing either
+            async with Launched(ours(self._model_id, [*flags, *plain])) as server:
                 bars += await self._beside_bare(server, flags, parts)
         return bars
 

@@ -24,6 +24,8 @@ from forerun.bench.http import Connection, Origin
 START_SECONDS = 300.0
 STOP_SECONDS = 120.0
 POLL_SECONDS = 0.02
+SETTLE_SECONDS, SETTLE_POLL_SECONDS, SETTLED = 60.0, 0.5, 0.1
+"""a worker rests when it takes less than such a share of a core"""
 
 
 class StartFailed(BenchError):
@@ -93,6 +95,16 @@ class Launched:
 
     async def _get(self, path: str, sink: Callable[[bytes], None]) -> int:
         return await Connection(self.origin, {"Connection": "close"}).exchange("GET", path, b"", sink)
+
+    async def settled(self) -> None:
+        """Waits until the worker rests: in its first idle moments it measures its steps, which nothing else should be measured beside."""
+        until = time.perf_counter() + SETTLE_SECONDS
+        spent = process.cpu_seconds(self.worker)
+        while time.perf_counter() < until:
+            await asyncio.sleep(SETTLE_POLL_SECONDS)
+            before, spent = spent, process.cpu_seconds(self.worker)
+            if spent - before < SETTLED * SETTLE_POLL_SECONDS:
+                return
 
     async def metrics(self) -> dict[str, float]:
         """The server's metrics by their full name, labels included as they are written. Ours only."""

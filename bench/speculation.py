@@ -76,6 +76,7 @@ class Sweep:
                     raise BenchError("the server that is to guess does not: name a drafter with --speculator")
                 for server in (guessing, plain):
                     await self._warm(server, max(match.streams for match in life))
+                    await server.settled()
                 for match in life:
                     self._say(f"{len(self.outcomes) + 1}/{total}: {match.workload}, {match.streams} streams, round {match.round + 1}")
                     self.outcomes.append(await self._match(guessing, plain, match))
