@@ -41,6 +41,8 @@ _completion = msgspec.json.Decoder(CompletionRequest)
 _encode = msgspec.json.Encoder().encode
 NO_MARKS: frozenset[str] = frozenset()
 NO_ECHO = Echo()
+_PIECE = 100
+"""characters that a message costs a template besides its own, and what a part of one is taken for"""
 STARTED = int(time.time())
 
 
@@ -77,7 +79,7 @@ class OpenAI:
     async def chat_tokenize(self, http: web.Request) -> web.Response:
         """The prompt that a conversation becomes, and its tokens: as many as `usage.prompt_tokens` would say."""
         body = await read(http, _chat)
-        prompt = chat.prompt_of(body, self._desk.templates())
+        prompt = await self._prompt(body, whole=True)
         behind = b',"templated_text":' + _encode(prompt.text) + b"}"
         before = b'{"tokenize_response":'
         return await self._desk.lists.answer(http, self._desk.tokenizer(), prompt.text, special=False, before=before, behind=behind)
@@ -175,14 +177,15 @@ class OpenAI:
             echo = Echo(text or vocabulary.decode(ids), ids if wanted.logprobs else (), body.max_tokens == 0)
         return self._jobs(request, wanted, place * wanted.answers, echo)
 
-    async def _prompt(self, body: ChatRequest) -> chat.Prompt:
-        templates = self._desk.templates()
-        if body.truncate in (None, "refuse"):
-            return chat.prompt_of(body, templates)
-        tokenizer, limits = self._desk.tokenizer(), self._desk.limits()
+    async def _prompt(self, body: ChatRequest, *, whole: bool = False) -> chat.Prompt:
+        """`whole`: it is never shortened."""
+        templates, tokenizer = self._desk.templates(), self._desk.tokenizer()
+        size = _size(body)
+        if whole or body.truncate in (None, "refuse"):
+            return await tokenizer.aside(size, lambda: chat.prompt_of(body, templates))
+        limits = self._desk.limits()
         room = min(limits.max_input_tokens, limits.max_total_tokens - min(body.max_completion_tokens or body.max_tokens or 1, 1024))
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(None, chat.shortened, body, templates, lambda text: tokenizer.count(text) <= room)
+        return await tokenizer.aside(size, lambda: chat.shortened(body, templates, lambda text: tokenizer.count(text) <= room))
 
     async def _request(self, http: web.Request, wanted: Asked, text: str, ids: list[int], arrived: float, stream: bool) -> queued.Request:
         body = GenerateRequest(text, wanted.native)
@@ -273,6 +276,15 @@ class OpenAI:
 
     def _model(self) -> shape.ModelInfo:
         return shape.ModelInfo(self._config.model.model_id, "model", STARTED, self._config.model.model_id)
+
+
+def _size(body: ChatRequest) -> int:
+    """About how many characters a template has to work through."""
+    said = 0
+    for message in body.messages:
+        content = message.content or ""
+        said += _PIECE + (_PIECE * len(content) if isinstance(content, list) else len(content))
+    return said + _PIECE * (4 * len(body.tools or ()) + len(body.documents or ()))
 
 
 def _prompts(body: CompletionRequest) -> list[str | list[int]]:

@@ -99,6 +99,13 @@ class Tokenizer:
         of them, which is called where the text is tokenized: a million tokens are neither held as objects nor encoded on the loop."""
         return await self._run(lambda text, special: render(self._offsets(text, special)), text, add_special_tokens)
 
+    async def aside(self, size: int, call: Callable[[], T]) -> T:
+        """What `call` makes of about `size` characters: at once where that is little, else where long texts are tokenized, so that no one's
+        conversation of thousands of messages holds up the others' streams."""
+        if size <= INLINE_CHARS:
+            return call()
+        return await asyncio.get_running_loop().run_in_executor(self._long, call)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self._rust.decode(ids, skip_special_tokens=skip_special_tokens)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -510,3 +511,27 @@ async def test_usage_in_every_chunk_when_it_is_asked_for(path: str, body: dict[s
         assert last["choices"] == []
         without = await chunks(front, path, {**body, "max_tokens": 4, "stream_options": {"continuous_usage_stats": True}})
         assert all(not event.get("usage") for event in without[:-1])
+
+
+async def test_a_long_conversation_is_rendered_beside_the_loop() -> None:
+    """Ten thousand messages: whoever comes meanwhile does not wait for the template."""
+    seen: list[str] = []
+    async with serve() as front:
+        has(front)
+        templates = front.services.tokenizer.templates  # type: ignore[union-attr]
+        render = templates.render
+
+        def rendering(*given: Any, **more: Any) -> str:
+            seen.append(threading.current_thread().name)
+            return render(*given, **more)
+
+        templates.render = rendering  # type: ignore[method-assign]
+        many = [{"role": "user", "content": "x"}] * 10_000
+        for path, more in (("/chat_tokenize", {}), ("/v1/chat/completions", {}), ("/v1/chat/completions", {"truncate": "oldest"})):
+            seen.clear()
+            await front.post(path, {"messages": many, **more})
+            assert seen and all(name.startswith("tokenize-long") for name in seen), (path, seen)
+        seen.clear()
+        await front.post("/v1/chat/completions", {**ASK, "max_tokens": 2})
+        assert seen == [threading.current_thread().name]
+        await front.settled()
