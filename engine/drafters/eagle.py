@@ -20,12 +20,10 @@ import dataclasses
 import logging
 from typing import Any
 
-import torch
-
 from forerun.engine.drafters.heads import Heads, parse_value
 from forerun.engine.drafters.lattice import Levels
 from forerun.engine.drafters.recursive import Made, Recursive
-from forerun.engine.drafters.recursive_load import Frame, embedding, targets
+from forerun.engine.drafters.recursive_load import Frame, embedding, pool_of, targets
 from forerun.engine.drafters.recursive_net import Fusion, Joined, Net, Split
 from forerun.engine.drafters.registry import Host, Setting
 from forerun.engine.models.decoder import Layer, Linear
@@ -89,7 +87,7 @@ def read_first(heads: Heads, config: dict[str, Any], host: Host) -> Found:
     entry = Joined(heads.linear("fc", hidden, width + hidden), None, None, None, False, frame.eps)
     layers = stack(frame, "layers.{}.", hidden)
     net = Net(Fusion([], None, None, frame.eps), entry, layers, None, False, shared.logits, model.vocab, hidden, frame.eps)
-    made = Made(net, (model.layers,), embed, width, frame.pool(len(layers), stored(heads, host)), heads.bytes)
+    made = Made(net, (model.layers,), embed, width, pool_of(heads, layers), heads.bytes)
     return Found(made, None, "EAGLE-1/2 in SafeAILab's layout")
 
 
@@ -120,7 +118,7 @@ def read_third(heads: Heads, config: dict[str, Any], host: Host) -> Found:
     head, vocab = own_head(heads, host, hidden)
     carries = bool(settings.get("norm_output", False))
     net = Net(fusion, entry, layers, frame.norm("norm"), carries, head, vocab, hidden, frame.eps)
-    made = Made(net, taps, embed, width, frame.pool(len(layers), stored(heads, host)), heads.bytes)
+    made = Made(net, taps, embed, width, pool_of(heads, layers), heads.bytes)
     layout = (
         "speculators'" if "speculators_model_type" in heads.config else "DeepSpec's" if "target_layer_ids" in settings else "SafeAILab's"
     )
@@ -159,8 +157,3 @@ def own_head(heads: Heads, host: Host, hidden: int) -> tuple[Any, int]:
         "use heads that were trained for this target",
     )
     return Linear(heads.weight("lm_head.weight", vocab, hidden), None), vocab
-
-
-def stored(heads: Heads, host: Host) -> torch.dtype:
-    """KV in the type of the weights, if the device has it."""
-    return heads.kept(heads.checkpoint.read(next(name for name in heads.checkpoint.names() if name.endswith("o_proj.weight"))).dtype)

@@ -5,7 +5,7 @@ What families share in their files and what their configurations say alike; what
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,12 +49,13 @@ class Frame:
         )
         scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
         partial = {"partial_rotary_factor": config["partial_rotary_factor"]} if config.get("partial_rotary_factor") else {}
-        rope = make_rope(partial | scaling, config.get("rope_theta", 1e4), dim, reach, config.get("original_max_position_embeddings"))
+        turning = config.get("qk_rope_head_dim") or dim  # of latent attention
+        rope = make_rope(partial | scaling, config.get("rope_theta", 1e4), turning, reach, config.get("original_max_position_embeddings"))
         longest = host.model.max_tokens
         cos, sin = tables(rope, longest, longest + host.backend.caps.max_nodes)
-        self._rotation = heads.keep(cos), heads.keep(sin)
+        self.rotation = heads.keep(cos), heads.keep(sin)
         heads.demand(config.get("hidden_act", "silu") in ACTIVATIONS, f"activation {config.get('hidden_act')} is not known")
-        self._activation = ACTIVATIONS[config.get("hidden_act", "silu")]
+        self.activation = ACTIVATIONS[config.get("hidden_act", "silu")]
 
     def norm(self, name: str, width: int = 0) -> Tensor:
         """float32 [width]; `width` 0 = hidden."""
@@ -84,7 +85,7 @@ class Frame:
         qkv = Linear(heads.joined([f"{name}.weight" for name in names], width), torch.cat(biases) if biases else None)
         out = heads.linear(f"{at}o_proj", self.hidden, rows["q"])
         norms = (self.maybe(f"{at}q_norm", spec.head_dim), self.maybe(f"{at}k_norm", spec.head_dim))
-        return Attention(qkv, out, *norms, *self._rotation, spec, self.eps)
+        return Attention(qkv, out, *norms, *self.rotation, spec, self.eps)
 
     def mlp(self, at: str) -> Mlp:
         heads, inner = self.heads, self.config["intermediate_size"]
@@ -93,7 +94,7 @@ class Frame:
             heads.tensor(f"{name}.weight", (inner, self.hidden))
         biases = [heads.vector(f"{name}.bias", inner) for name in names if heads.has(f"{name}.bias")]
         gate_up = Linear(heads.joined([f"{name}.weight" for name in names], self.hidden), torch.cat(biases) if biases else None)
-        return Mlp(gate_up, heads.linear(f"{at}down_proj", self.hidden, inner), self._activation)
+        return Mlp(gate_up, heads.linear(f"{at}down_proj", self.hidden, inner), self.activation)
 
     def pool(self, layers: int, dtype: torch.dtype) -> PoolSpec:
         return PoolSpec(layers, self.spec.kv_heads, self.spec.head_dim, dtype)
@@ -117,3 +118,10 @@ def targets(heads: Heads, reduced: int, vocab: int) -> NDArray[np.int64] | None:
     found: NDArray[np.int64] = heads.tensor("d2t", (reduced,)).numpy().astype(np.int64) + np.arange(reduced)
     heads.demand(bool((found >= 0).all() and (found < vocab).all()), f"d2t names tokens outside the target's vocabulary of {vocab}")
     return found
+
+
+def pool_of(heads: Heads, layers: Sequence[Layer]) -> PoolSpec:
+    """KV in the type that the weights are stored in, if the device has it."""
+    spec, names = layers[0].attention.spec, heads.checkpoint.names()
+    stored = heads.checkpoint.read(next(name for name in names if name.startswith(heads.prefix) and name.endswith("o_proj.weight"))).dtype
+    return PoolSpec(len(layers), spec.kv_heads, spec.head_dim, heads.kept(stored))

@@ -28,6 +28,7 @@ DRAFTERS = {
     "medusa": "forerun.engine.drafters.medusa:Medusa",
     "mlp": "forerun.engine.drafters.mlp:Mlp",
     "model": "forerun.engine.drafters.model:Companion",
+    "mtp": "forerun.engine.drafters.mtp:Mtp",
     "ngram": "forerun.engine.drafters.ngram:Ngram",
     "remote": "forerun.engine.drafters.remote:Remote",
     "suffix": "forerun.engine.drafters.suffix:Suffix",

@@ -59,6 +59,18 @@ class Attention:
         return self.qkv.weight.shape[0] + self.out.weight.shape[1]
 
 
+class Attends(Protocol):
+    """What a layer asks of its attention: [n, H] → [n, H], entries written on the way. `width`: values of a row in between."""
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def spec(self) -> AttentionSpec: ...
+
+    def __call__(self, ops: Ops, x: Tensor, batch: Batch, pool: Pool, layer: int) -> Tensor: ...
+
+
 class Block(Protocol):
     """What stands between two norms: [n, H] → [n, H]. `width`: values of a row in between."""
 
@@ -110,7 +122,7 @@ class Layer:
     """`after_attention`, `after_mlp`: norms of a block's result before it is added. `before_mlp`, `before_next`: norms of the sum that
     the MLP and the next layer (or the head) read. None = none stands there. All float32 [H]."""
 
-    attention: Attention
+    attention: Attends
     after_attention: Tensor | None
     before_mlp: Tensor | None
     mlp: Block

@@ -17,7 +17,7 @@ from torch import Tensor
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Terms
 from tests.engine.drafters.blocks import LAYOUTS, Layout, plain_config, target, tensors_of
 from tests.engine.drafters.golden import HIDDEN, draw, write
-from tests.engine.drafters.nets import write_eagle1, write_eagle3
+from tests.engine.drafters.nets import write_eagle1, write_eagle3, write_mtp
 from tests.engine.drafters.plain import block_hidden, mlp_stage
 from tests.engine.drafters.plain_eagle import Golden
 from tests.engine.test_identity import KINDS, prompt_of
@@ -167,6 +167,7 @@ FOLDERS = {
     "mlp": write_mlp,
     "eagle3": write_fitted_eagle3,
     "eagle1": write_eagle1,
+    "mtp": write_mtp,
     "dflash": write_dflash,
     "dspark": write_dspark,
 }

@@ -123,6 +123,62 @@ def write_eagle1(folder: Path, bias: bool = True, seed: int = 6) -> Path:
     return write(folder, config_of(architectures=["LlamaForCausalLM"], bias=bias), tensors)
 
 
+LATENT = {"q_lora_rank": 24, "kv_lora_rank": 12, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 10}
+MIXTURE = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 20,
+    "routed_scaling_factor": 1.7,
+    "norm_topk_prob": True,
+}
+MTP = {
+    "deepseek": ("model.layers.2.", "", "eh_proj", ("enorm", "hnorm", "shared_head.norm")),
+    "mimo": ("model.mtp_layers.0.", "", "input_proj", ("token_layernorm", "hidden_layernorm", "final_layernorm")),
+    "qwen": ("mtp.", "layers.0.", "fc", ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")),
+}
+"""family → what stands before its names, before those of its layer, the projection, the norms"""
+
+
+def write_mtp(folder: Path, family: str = "deepseek", seed: int = 8, **changes: Any) -> Path:
+    """`family`: of `MTP`, or latent (DeepSeek's with its attention and its mixture). The module has an output head of its own where its
+    layout knows one."""
+    draw = Draw(seed)
+    prefix, layer, project, norms = MTP["deepseek" if family == "latent" else family]
+    made = {f"{project}.weight": draw.matrix(HIDDEN, 2 * HIDDEN)} | {f"{name}.weight": draw.norm(HIDDEN) for name in norms}
+    config = config_of(num_nextn_predict_layers=1, model_type=family, num_hidden_layers=2) | changes
+    if family == "latent":
+        config |= LATENT | MIXTURE | {"num_key_value_heads": 2}
+        made |= latent(draw) | mixture(draw)
+    else:
+        made |= draw.layer(layer, HIDDEN, ("input_layernorm",), head_norms=family == "qwen", biases=family == "mimo")
+    if family in ("deepseek", "latent"):
+        made["shared_head.head.weight"] = draw.matrix(VOCAB, HIDDEN)
+    if family == "qwen":
+        made = {name: tensor - 1.0 if "norm" in name else tensor for name, tensor in made.items()}
+    beside = {"model.embed_tokens.weight": draw.matrix(VOCAB, HIDDEN), "model.layers.0.input_layernorm.weight": draw.norm(HIDDEN)}
+    return write(folder, config, {f"{prefix}{name}": tensor for name, tensor in made.items()} | beside)
+
+
+def latent(draw: Draw) -> dict[str, Tensor]:
+    """DeepSeek's attention: two heads of 8 rotated and 12 other dimensions, values of 10."""
+    at = "self_attn."
+    made = {f"{at}q_a_proj": draw.matrix(24, HIDDEN), f"{at}q_b_proj": draw.matrix(40, 24), f"{at}o_proj": draw.matrix(HIDDEN, 20)}
+    made |= {f"{at}kv_a_proj_with_mqa": draw.matrix(20, HIDDEN), f"{at}kv_b_proj": draw.matrix(44, 12)}
+    made |= {f"{at}q_a_layernorm": draw.norm(24), f"{at}kv_a_layernorm": draw.norm(12)}
+    made |= {name: draw.norm(HIDDEN) for name in ("input_layernorm", "post_attention_layernorm")}
+    return {f"{name}.weight": tensor for name, tensor in made.items()}
+
+
+def mixture(draw: Draw) -> dict[str, Tensor]:
+    blocks = [*(f"mlp.experts.{i}." for i in range(4)), "mlp.shared_experts."]
+    made = {f"{block}{part}_proj.weight": draw.matrix(20, HIDDEN) for block in blocks for part in ("gate", "up")}
+    made |= {f"{block}down_proj.weight": draw.matrix(HIDDEN, 20) for block in blocks}
+    return made | {"mlp.gate.weight": draw.matrix(4, HIDDEN), "mlp.gate.e_score_correction_bias": 0.1 * draw.matrix(4)}
+
+
 @dataclasses.dataclass
 class Told:
     """A drafter and one row of it that is told of by hand: `tokens` with the newest at the end, and the features of all but that."""
