@@ -1,6 +1,6 @@
 """`forerun draft-server`: guesses for workers in other processes or on other machines.
 
-    forerun draft-server --model-id DRAFT --port 9001           a small model drafts (or --speculator suffix: what answers said before)
+    forerun draft-server --model-id DRAFT --target TARGET --port 9001           a model drafts (or --speculator suffix)
     forerun serve --model-id TARGET --speculator remote=http://HOST:9001
 
 or, with a model of your own in any framework, `serve(guess, tokenizer)` from Python. One service drafts for any number of workers with
@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import logging
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import msgspec
 from aiohttp import web
 
+from forerun.backends.registry import open_backend
 from forerun.drafting import ASK, HELLO, Answer, Ask, Hello, Welcome, fingerprint
 from forerun.engine.drafters.draft import Drafter, Place
 from forerun.engine.drafters.model import MOST, Companion
@@ -29,6 +32,7 @@ from forerun.engine.draftservice import DraftService, Refused, Written
 from forerun.engine.errors import StartError
 from forerun.engine.kv import Table
 from forerun.engine.models.load import find, load_model
+from forerun.engine.models.model import Model
 from forerun.messages import Start
 
 log = logging.getLogger(__name__)
@@ -102,29 +106,34 @@ def serve(
     web.run_app(Server(service).app, host=host, port=port, print=None)
 
 
-def open_service(model_id: str, speculator: str, rows: int, longest: int, most: int, threads: int) -> DraftService:
-    """A model's folder drafts (`speculator` "model"), or a look-up with its tokenizer. StartError says what is wrong, and the cure."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Words:
+    """All that a draft model asks of a target that is elsewhere."""
+
+    vocab: int
+
+
+def open_service(model_id: str, speculator: str, rows: int, longest: int, most: int, threads: int, target: str = "") -> DraftService:
+    """A model's folder drafts (`speculator` "model"), or a look-up, in the tokens of `target`, a folder with its tokenizer; "" = the
+    model's own. StartError says what is wrong, and the cure."""
     start = Start(model_id=model_id, max_rows=rows, threads=threads)
-    known = texts(find(start))
+    theirs = find(Start(model_id=target or model_id))
+    known = texts(theirs)
     if speculator != "model":
         drafter = open_drafter(speculator, Setting(nodes=most))
         return DraftService(drafter, speculator, len(known), fingerprint(known), rows, longest)
-    from forerun.backends.registry import open_backend
-
     backend = open_backend(start.device, threads, start.memory_fraction)
     model = load_model(start, backend, lambda stage, done, total: None)
-    host = Host(start, backend, model, lambda stage, done, total: None)
-    folder = find(start)
-    companion: Drafter = Companion(model, match(folder, folder, model.vocab, model.vocab), host, most, True)
+    host = Host(start, backend, cast(Model, Words(len(known))), lambda stage, done, total: None)
+    companion: Drafter = Companion(model, match(theirs, find(start), len(known), model.vocab), host, most, True)
     longest = min(longest, model.max_tokens)
-    size = backend.caps.page_tokens
-    table = Table(rows, longest + most, size)
+    table = Table(rows, longest + most, backend.caps.page_tokens)
     each = table.pages.shape[1]
     for row in range(rows):
         table.grant(row, range(row * each, (row + 1) * each))
     pools = tuple(backend.pool(spec, rows * each) for spec in companion.needs.pools)
     companion.needs.attach(Place(pools, table, rows, longest))
-    return DraftService(companion, model_id, min(model.vocab, len(known)), fingerprint(known), rows, longest)
+    return DraftService(companion, model_id, len(known), fingerprint(known), rows, longest)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -133,6 +142,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--model-id", required=True, help="the draft model; with --speculator suffix any folder with the target's tokenizer"
     )
+    parser.add_argument("--target", default="", help="a folder with the targets' tokenizer.json, where the draft's is another")
     parser.add_argument("--speculator", default="model", choices=["model", "suffix", "ngram"], help="who guesses (default: %(default)s)")
     parser.add_argument("--hostname", default="127.0.0.1", help="(default: %(default)s; whoever reaches it may read no text but send any)")
     parser.add_argument("--port", type=int, default=9001, help="(default: %(default)s)")
@@ -144,7 +154,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--threads", type=int, default=0, help="compute threads (default: one for each core)")
     asked = parser.parse_args(argv)
     try:
-        service = open_service(asked.model_id, asked.speculator, asked.rows, asked.max_total_tokens, asked.speculate, asked.threads)
+        service = open_service(
+            asked.model_id, asked.speculator, asked.rows, asked.max_total_tokens, asked.speculate, asked.threads, asked.target
+        )
     except StartError as wrong:
         print(f"forerun draft-server: {wrong.error}; {wrong.cure}", file=sys.stderr)
         return 1

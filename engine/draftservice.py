@@ -22,6 +22,10 @@ from forerun.messages import SamplingParams
 
 MOST_WORKERS = 256
 """workers that are remembered; one that was not heard of for longest has to say hello again"""
+WORTH = Terms(price=0.05)
+"""a guess less likely than this is not worth the time of the others"""
+NOWHERE = -1
+"""the row of a sequence that has none any more: it is too long"""
 Key = tuple[str, int]
 
 
@@ -95,8 +99,9 @@ class DraftService:
     def draft_ahead(self, ask: Ask) -> None:
         """Goes on behind what was just answered."""
         sequences = [one for heard in ask.rows if (one := self._sequences.get((ask.session, heard.key))) is not None]
-        shallow = [one for one in sequences if one.ahead.count < self._drafter.needs.most]
-        self._propose(shallow, [self._drafter.needs.most] * len(shallow))
+        most = self._drafter.needs.most
+        shallow = [one for one in sequences if 4 * self._reach(one) < 3 * most]
+        self._propose(shallow, [most] * len(shallow))
 
     @property
     def facts(self) -> dict[str, int | str]:
@@ -118,18 +123,16 @@ class DraftService:
         elif len(one.tokens) != heard.base:
             self._release(one)
             return False
-        if len(one.tokens) + len(heard.tokens) > self._longest:
-            self._release(one)  # it goes on without us
-            return True
         self._sequences[key] = one
+        if len(one.tokens) + len(heard.tokens) > self._longest:
+            self._release(one)
         one.most = heard.most
         self._tell(one, heard.tokens)
         return True
 
     def _open(self, session: str, heard: Heard) -> _Sequence:
-        if not self._free:
-            oldest = next(iter(self._sequences))
-            self._release(self._sequences.pop(oldest))
+        while not self._free:
+            self._release(self._sequences.pop(next(iter(self._sequences))))
         row = max(self._free, key=lambda row: _common(self._free[row], heard.tokens))
         del self._free[row]
         params = heard.params or SamplingParams(seed=0, prompt_tokens=len(heard.tokens), max_new_tokens=1 << 30)
@@ -140,6 +143,8 @@ class DraftService:
             return
         known = len(one.tokens)
         one.tokens += new
+        if one.row == NOWHERE:
+            return
         start = max(0, known - 1)
         told = Commit([one.row], [start], [one.tokens[start:-1]], [new[-1]], None, [one.params.prompt_tokens], [one.scope], [one.params])
         self._drafter.absorb(told)
@@ -150,12 +155,14 @@ class DraftService:
 
     def _at_hand(self, one: _Sequence) -> bool:
         """What was drafted ahead reaches half as far as is wanted."""
-        deep = max(one.ahead.depths(), default=0)
-        return one.base == len(one.tokens) and 2 * deep >= max(2, min(one.most, self._drafter.needs.most))
+        return 2 * self._reach(one) >= max(2, min(one.most, self._drafter.needs.most))
+
+    def _reach(self, one: _Sequence) -> int:
+        return max(one.ahead.depths(), default=0) if one.base == len(one.tokens) else 0
 
     def _propose(self, sequences: Sequence[_Sequence], most: Sequence[int]) -> None:
-        able = [(one, count) for one, count in zip(sequences, most) if count > 0 and one.tokens]
-        drafts = self._drafter.propose([one.row for one, _ in able], [count for _, count in able], FREE) if able else []
+        able = [(one, count) for one, count in zip(sequences, most) if count > 0 and one.tokens and one.row != NOWHERE]
+        drafts = self._drafter.propose([one.row for one, _ in able], [count for _, count in able], WORTH) if able else []
         for (one, count), draft in zip(able, drafts):
             one.ahead, one.base = prune(draft, Room(count, count, self._vocab, 0.0)), len(one.tokens)
 
@@ -166,8 +173,10 @@ class DraftService:
                 self._release(one)
 
     def _release(self, one: _Sequence) -> None:
-        self._drafter.forget([one.row])
-        self._free[one.row] = one.tokens
+        if one.row != NOWHERE:
+            self._drafter.forget([one.row])
+            self._free[one.row] = list(one.tokens)
+            one.row, one.ahead = NOWHERE, Draft.none()
 
 
 class Written:

@@ -19,6 +19,7 @@ from forerun.engine.draftserver import open_service
 from forerun.engine.draftservice import DraftService, Refused, Written
 from forerun.engine.testmodel import write_model
 from forerun.messages import SamplingParams
+from tests.engine.drafters.companions import word, write_draft, write_target
 from tests.engine.drafters.services import TOKENS, honest, running, service
 from tests.engine.tiny import VOCAB
 
@@ -93,8 +94,11 @@ class TestSessions:
         of = service(counting([]), longest=4)
         hello(of)
         assert ask(of, Heard(1, 0, [1, 2, 3], 4)).drafts
-        answer = ask(of, Heard(1, 3, [4, 5], 4))
-        assert not answer.drafts and not answer.lost and of.facts["sequences"] == 0
+        for base, new in ((3, [4, 5]), (5, [6])):  # and is not told anew each time
+            answer = ask(of, Heard(1, base, new, 4))
+            assert not answer.lost and [draft.token for draft in answer.drafts] == [[]]
+        ask(of, *(Heard(key, 0, [key], 4) for key in range(2, 40)))
+        assert ask(of, Heard(39, 1, [5], 4)).drafts[0].token[0] == 6, "nor takes a row from the others"
 
     @pytest.mark.parametrize("token", [-1, VOCAB])
     def test_what_is_no_token_is_refused(self, token: int) -> None:
@@ -178,6 +182,17 @@ def test_a_model_drafts_what_it_would_write(folder: Path) -> None:
     assert ask_lost(of, Heard(1, 5, longer[5:], 4))
     again = chain(Heard(1, 0, longer, 4, params))
     assert again == greedy(folder, longer, len(again))
+
+
+def test_a_draft_with_fewer_tokens_speaks_its_targets(tmp_path: Path) -> None:
+    """As its trainer makes them: ids are its own, and the rest of the target's tokens it reads as unknown."""
+    target = write_target(tmp_path / "target")
+    words = ["unknown", *(word(id) for id in range(VOCAB - 1, 10, -2))]
+    draft = write_draft(tmp_path / "draft", words, "unknown")
+    of = open_service(str(draft), "model", 2, 64, 6, 1, str(target))
+    of.hello(Hello("a", 0, VOCAB, TOKENS))
+    (guess,) = of.ask(Ask("a", 0, [Heard(1, 0, [3, VOCAB - 1, 7], 4)])).drafts
+    assert guess.token and all(10 < token < VOCAB and token % 2 == (VOCAB - 1) % 2 for token in guess.token)
 
 
 def ask_lost(of: DraftService, heard: Heard) -> bool:
