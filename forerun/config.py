@@ -141,6 +141,7 @@ class Serving:
     cors_allow_origin: tuple[str, ...] = tgi((), "allowed origin, repeatable; default: any")
     validation_workers: int = tgi(2, "tokenizer threads for long texts", least=1)
     graceful_termination_timeout: int = tgi(90, "seconds that running requests get after SIGTERM", short="-g", least=0)
+    ngrok: bool = tgi(False, "refused: there is no ngrok tunnel (TGI's own panics); put a reverse proxy in front")
     compute_type: str | None = tgi(None, "value of the x-compute-type response header; default: the device", flag=False)
     config: str | None = ours(None, "TOML file with any of these options")
 
@@ -218,7 +219,6 @@ class Idle:
         most=65535,
     )
     usage_stats: Literal["on", "no-stack", "off"] = idle("on", "telemetry", "nothing is ever sent anywhere")
-    ngrok: bool = idle(False, "open an ngrok tunnel", _NO_TUNNEL)
     ngrok_authtoken: str | None = idle(None, "ngrok token", _NO_TUNNEL, secret=True)
     ngrok_edge: str | None = idle(None, "ngrok edge", _NO_TUNNEL)
     log_format: str | None = idle(None, "log format", "it does nothing in TGI either; use --json-output", flag=False)
@@ -341,6 +341,8 @@ def _check(values: Mapping[str, Any], needs_model: bool) -> None:
         raise _refuse("`sharded` is true but `num_shard` <= 1")
     if get("lora_adapters"):
         raise _refuse("`lora_adapters` are not served by this version. Leave them out, or merge an adapter into its model and serve that")
+    if get("ngrok"):
+        raise _refuse("`ngrok`: this server opens no tunnel (TGI's own panics). Leave it out, and put a reverse proxy in front")
     speculator = get("speculator", "auto")
     unknown = [part for part in speculator.split("+") if part.partition("=")[0] not in SPECULATORS]
     if speculator not in ("auto", "none") and unknown:

@@ -82,7 +82,8 @@ def test_names_are_unique() -> None:
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 def test_each_option_is_read_from_flag_variable_and_file(option, tmp_path: Path) -> None:
-    if option.name in ("config", "speculator", "hostname", "model_id", "cuda_memory_fraction", "rope_factor", "speculate", "lora_adapters"):
+    own = ("config", "speculator", "hostname", "model_id", "cuda_memory_fraction", "rope_factor", "speculate", "lora_adapters", "ngrok")
+    if option.name in own:
         return  # they have tests of their own
     text = example(option.name)
     quoted = text if option.kind is not str else f'"{text}"'
@@ -303,6 +304,7 @@ UNREAD = {
     "hf_token": "handed on by worker_environment",
     "disable_grammar_support": "grammars are always refused in this version",
     "lora_adapters": "refused in config.py itself",
+    "ngrok": "refused in config.py itself",
 }
 
 
@@ -323,3 +325,20 @@ def test_either_limit_may_be_given_alone(argv: list[str]) -> None:
     config = parse(*argv)
     assert config.limits.max_input_tokens == (4095 if "--max-input-tokens" in argv else None)
     assert config.limits.max_total_tokens == (4096 if "--max-total-tokens" in argv else None)
+
+
+@pytest.mark.parametrize("argv", [["--ngrok"], ["--ngrok", "--ngrok-authtoken", "x"]])
+def test_a_tunnel_is_refused_and_so_is_its_variable(argv: list[str]) -> None:
+    with pytest.raises(ConfigError, match="put a reverse proxy in front"):
+        parse(*argv)
+    with pytest.raises(ConfigError, match="no tunnel"):
+        parse(NGROK="true")
+    assert len(parse("--ngrok-authtoken", "x", NGROK="false").notes) == 1
+
+
+@pytest.mark.parametrize("value", ["on", "no-stack", "off"])
+def test_usage_statistics_are_taken_and_never_sent(value: str) -> None:
+    assert "nothing is ever sent anywhere" in parse("--usage-stats", value).notes[0]
+    assert parse(USAGE_STATS=value).idle.usage_stats == value
+    with pytest.raises(ConfigError, match="choose one of on, no-stack, off"):
+        parse("--usage-stats", "maybe")
