@@ -2,7 +2,7 @@
 
     known tokens    t0 … tn−1 │ tn = root            entries of 0 … n−1 in the drafter's pool, made of the target's features there
     a draft         one forward of [root, mask, mask, …] at n, n + 1, …     the row at n + j guesses the token there
-    what came true  features at n … n+m              become entries when the next draft is asked for; the block itself left nothing
+    what came true  features at n … n+m              become entries when the next draft is asked for, over what the block left there
 
 Every place is guessed by itself, so what the places say is a lattice: the best tree of it under the budget (DDTree, 2604.12989), or with
 `tree=chain` the likeliest token of each. `Blocks` is the drafter; what is made of a block's rows is its `Voice`'s business, so that DSpark
@@ -49,7 +49,7 @@ class Dflash:
         heads = Heads.open(place, host)
         config = merged(heads)
         plan = read_plan(heads, config, host)
-        net, frame = read_net(heads, config, plan, host)
+        net = read_net(heads, config, plan, host)
         output = read_output(heads, plan, host)
         ops, sparks = host.backend.ops, has_heads(heads)
         voice: Voice = Marginals(ops, output)
@@ -68,7 +68,8 @@ class Dflash:
         tree = setting.tree and options.get("tree") != "chain"
         levels = Levels.open(host, tree, free=voice.free, targets=output.ids)
         most = setting.nodes or (max(MOST, plan.places) if tree else plan.places)
-        pool = frame.pool(len(net.layers), heads.kept(heads.checkpoint.read(f"{heads.prefix}fc.weight").dtype))
+        spec = net.layers[0].attention.spec
+        pool = PoolSpec(len(net.layers), spec.kv_heads, spec.head_dim, heads.kept(heads.checkpoint.read(f"{heads.prefix}fc.weight").dtype))
         return Blocks(net, plan, voice, levels, host, min(most, host.backend.caps.max_nodes), pool, heads.bytes, output.vocab)
 
 
@@ -165,6 +166,14 @@ class Blocks:
         positions = torch.from_numpy((places - traced.base).astype(np.int32)).to(self._device)
         self.net.enter(self._ops, features, positions, slots, self._pool)
 
+    def _reaches(self, traced: Traced) -> bool:
+        """The row's pages hold a block behind its entries; what is written there is nobody's beginning any more."""
+        first = traced.row.computed
+        reaches = self._table.reach(traced.row.number) >= first + self.plan.size
+        if reaches:
+            self._trail.scribbles(traced, first, first + self.plan.size)
+        return reaches
+
     # -- guesses -----------------------------------------------------------------------------------------------------------------
 
     def _speak(self, growing: list[tuple[Traced, Lattice]], terms: Terms) -> None:
@@ -172,7 +181,13 @@ class Blocks:
         plan = self.plan
         tokens = [token for traced, _ in growing for token in (traced.row.tokens[-1], *[plan.mask] * (plan.size - 1))]
         embedded = self._ops.embed(self._table_of_tokens, torch.tensor(tokens, dtype=torch.int32, device=self._device), plan.input_scale)
-        spots = [Spot(traced.row.number, traced.base, traced.row.computed) for traced, _ in growing]
-        hidden = self.net.block(self._ops, embedded.view(len(growing), plan.size, -1), spots, self._table, self._pool)
+        embedded = embedded.view(len(growing), plan.size, -1)
+        hidden = torch.empty_like(embedded)
+        reaches = [self._reaches(traced) for traced, _ in growing]
+        for reached in (True, False):
+            some = [i for i, each in enumerate(reaches) if each == reached]
+            if some:
+                spots = [Spot(traced.row.number, traced.base, traced.row.computed) for traced, _ in (growing[i] for i in some)]
+                hidden[some] = self.net.block(self._ops, embedded[some], spots, self._table, self._pool, reached)
         said = self._voice.says(hidden[:, plan.size - plan.places :])
         speak(self.levels, said, [one for _, one in growing], plan.places, terms)

@@ -133,7 +133,7 @@ def anchored(heads: Heads, config: Config) -> bool:
     return "DSpark" in architecture or "dflash_config" not in heads.config
 
 
-def read_net(heads: Heads, config: Config, plan: BlockPlan, host: Host) -> tuple[BlockNet, Frame]:
+def read_net(heads: Heads, config: Config, plan: BlockPlan, host: Host) -> BlockNet:
     frame = Frame(heads, config | {"layer_types": None}, host)
     count, hidden = int(config["num_hidden_layers"]), host.model.hidden
     layers = []
@@ -148,7 +148,7 @@ def read_net(heads: Heads, config: Config, plan: BlockPlan, host: Host) -> tuple
         sight = read_sight(heads, config, i, frame.spec.window)
         layers.append(BlockLayer(attention, context, *norms, frame.mlp(f"{at}mlp."), sight))
     fuse = heads.linear("fc", hidden, len(plan.taps) * hidden)
-    return BlockNet(fuse, frame.norm("hidden_norm"), layers, frame.norm("norm"), frame.eps), frame
+    return BlockNet(fuse, frame.norm("hidden_norm"), layers, frame.norm("norm"), frame.eps)
 
 
 def read_sight(heads: Heads, config: Config, layer: int, reach: int) -> Sight:

@@ -2,7 +2,7 @@
 
     context   H = norm(W [features of several target layers])    one entry for each known token, of these features alone:
               every layer's own keys and values of H, at the token's position, in the drafter's pool
-    block     x0 = [root, mask, mask, …] at positions n, n + 1, …   (never written to the pool)
+    block     x0 = [root, mask, mask, …] at positions n, n + 1, …
               x ← x + attention(norm(x)) ;  x ← x + mlp(norm(x)) ;  … ;  norm(x)
 
                         entries 0 … n−1     root  mask  mask
@@ -10,8 +10,10 @@
               mask      ■ ■ ■ ■ ■ ■ ■ ■      ■     ■     ■        layers with a window see its part of the context, and may
               mask      ■ ■ ■ ■ ■ ■ ■ ■      ■     ■     ■        be causal inside the block
 
-A batch's mask rule cannot say this, so the block's attention is plain torch over gathered pages; everything else is ops. Knows neither
-files nor what is made of the result.
+Where the row's pages reach as far as the block, its keys and values are written behind the context and `ops.attention` reads them: a row
+sees what lies before its position, so a block whose rows all stand at the last one's sees all of itself (rotation knows better). Where
+they do not reach, or a window means something else for each row, attention is plain torch over gathered pages, and the block leaves
+nothing. Knows neither files nor what is made of the result.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import torch
 from torch import Tensor
 
 from forerun.backends.base import Ops, Pool
+from forerun.engine.batch import Batch, Stem, grow
 from forerun.engine.kv import Table
 from forerun.engine.models.decoder import Attention, Linear, Mlp
 
@@ -129,24 +132,46 @@ class BlockNet:
             ops.rope(entries, positions, one.cos, one.sin, spec, None, one.k_norm, one.eps)
             ops.write_kv(entries, pool, index, slots, spec)
 
-    def block(self, ops: Ops, embedded: Tensor, spots: Sequence[Spot], table: Table, pool: Pool) -> Tensor:
-        """embedded [B, S, H] of the block's tokens → [B, S, H], behind the last norm."""
+    def block(self, ops: Ops, embedded: Tensor, spots: Sequence[Spot], table: Table, pool: Pool, reached: bool) -> Tensor:
+        """embedded [B, S, H] of the block's tokens → [B, S, H], behind the last norm. `reached`: the rows' pages hold their blocks."""
         count, size, hidden = embedded.shape
         device = embedded.device
         positions = torch.tensor([spot.root - spot.base for spot in spots]).unsqueeze(1) + torch.arange(size)
         flat = positions.flatten().int().to(device)
-        views = {sight: view_of(spots, size, sight, table, device) for sight in {layer.sight for layer in self.layers}}
+        stood = standing(spots, size, table, device) if reached else {}
+        left = {layer.sight for layer in self.layers if bounded(layer.sight, size) is None or not stood}
+        views = {sight: view_of(spots, size, sight, table, device) for sight in left}
         residual = embedded.reshape(count * size, hidden)
         x = ops.norm(residual, self.layers[0].before_attention, self.eps)
         for index, layer in enumerate(self.layers):
             one = layer.attention
             qkv = one.qkv(ops, x)
             ops.rope(qkv, flat, one.cos, one.sin, one.spec, one.q_norm, one.k_norm, one.eps)
-            x = one.out(ops, attend(qkv, one, pool, index, views[layer.sight]))
+            if layer.sight in views:
+                x = attend(qkv, one, pool, index, views[layer.sight])
+            else:
+                batch, spec = stood[layer.sight.causal], dataclasses.replace(one.spec, window=bounded(layer.sight, size) or 0)
+                ops.write_kv(qkv, pool, index, batch.slots, spec)
+                x = ops.attention(qkv, pool, index, batch, spec)
+            x = one.out(ops, x)
             x, residual = ops.add_norm(x, residual, layer.before_mlp, self.eps)
             following = self.layers[index + 1].before_attention if index + 1 < len(self.layers) else self.norm
             x, residual = ops.add_norm(layer.mlp(ops, x), residual, following, self.eps)
         return x.view(count, size, hidden)
+
+
+def standing(spots: Sequence[Spot], size: int, table: Table, device: torch.device) -> dict[bool, Batch]:
+    """The blocks as segments of known rows: with each row where it stands (causal), and with all at the last one's place."""
+    batch = grow([Stem(spot.row, spot.base, spot.root, size, (), ()) for spot in spots], table, device)
+    last = batch.positions.view(-1, size)[:, -1:].expand(-1, size).flatten().contiguous()
+    return {True: batch, False: dataclasses.replace(batch, positions=last)}
+
+
+def bounded(sight: Sight, size: int) -> int | None:
+    """The window that makes `ops.attention` see so much from where `standing` puts the rows, 0 = none; None where there is no such one."""
+    if not sight.window or (sight.causal and not sight.rooted):
+        return sight.window
+    return sight.window + size if sight.rooted and not sight.causal else None
 
 
 def attend(qkv: Tensor, one: Attention, pool: Pool, layer: int, view: View) -> Tensor:

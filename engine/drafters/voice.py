@@ -49,10 +49,11 @@ def speak(levels: Levels, said: Said, growing: Sequence[Lattice], places: int, t
         levels.add(ones, logits, terms, trust)
         levels.pace.observe(len(ones), time.perf_counter() - began)
         kept = [i for i, one in enumerate(ones) if levels.goes_on(one, terms)]
-        ones = [ones[i] for i in kept]
+        if len(kept) < len(ones):
+            ones = [ones[i] for i in kept]
+            said.keep(kept)
         if not levels.pays(ones, terms):
             return
-        said.keep(kept)
 
 
 class Heard:

@@ -51,6 +51,9 @@ def test_logits_are_those_of_the_paper(tmp_path: Path, monkeypatch: pytest.Monke
             break
     expected, _ = golden(own, tensors, features, tokens[-1], chosen)
     same(levels, expected)
+    with monkeypatch.context() as patch:  # and where the row's pages end with its tokens
+        patch.setattr(drafter, "_reaches", lambda traced: False)
+        same(ours(monkeypatch, drafter, layout)[0], expected)
     mutants = [*MUTANTS, *(["key norm"] if own.norms else [])]
     mutants += ["anchor"] if not own.anchor else []
     if length >= WINDOW and any(window for window, _, _ in own.sights):
