@@ -80,7 +80,6 @@ class Field:
                     self._say(f"{done}/{total}: starting {name}")
                     servers[name] = await stack.enter_async_context(Launched(program))
                     await self._warm(servers[name], max(match.streams for match in life))
-                    await servers[name].settled()
                 for match in life:
                     done += 1
                     self._say(f"{done}/{total}: {match.workload}, {match.streams} streams, round {match.round + 1}")
@@ -91,6 +90,7 @@ class Field:
         load = Load(Target(server.origin, APIS["tgi"]), Ask(WARM_TOKENS), prompts.synthetic(WARM_TOKENS))
         for count in sorted({1, streams}):
             checked(await load.run(Shape(streams=count), Amount(requests=2 * count)))
+        await server.settled()
 
     async def _match(self, servers: dict[str, Launched], match: Match, number: int) -> None:
         names = list(servers)

@@ -76,7 +76,6 @@ class Sweep:
                     raise BenchError("the server that is to guess does not: name a drafter with --speculator")
                 for server in (guessing, plain):
                     await self._warm(server, max(match.streams for match in life))
-                    await server.settled()
                 for match in life:
                     self._say(f"{len(self.outcomes) + 1}/{total}: {match.workload}, {match.streams} streams, round {match.round + 1}")
                     self.outcomes.append(await self._match(guessing, plain, match))
@@ -84,10 +83,12 @@ class Sweep:
         return self.outcomes
 
     async def _warm(self, server: Launched, streams: int) -> None:
-        """Touches the memory that the largest batch needs, and records its steps, with texts that no workload has."""
+        """Touches the memory that the largest batch needs, and records its steps, with texts that no workload has; then lets it measure
+        what steps cost."""
         load = Load(Target(server.origin, APIS["tgi"]), Ask(WARM_TOKENS), prompts.synthetic(WARM_TOKENS))
         for count in sorted({1, streams}):
             checked(await load.run(Shape(streams=count), Amount(requests=2 * count)))
+        await server.settled()
 
     async def _match(self, guessing: Launched, plain: Launched, match: Match) -> Outcome:
         order = (guessing, plain) if match.guessing_first else (plain, guessing)
