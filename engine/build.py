@@ -8,20 +8,23 @@ and no architecture.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
 from forerun.backends.base import Backend
 from forerun.backends.registry import open_backend
 from forerun.engine.drafters.draft import Drafter, Needs, Place
+from forerun.engine.drafters.layouts import find_heads
 from forerun.engine.drafters.registry import AUTO, Host, Setting, open_drafter
 from forerun.engine.drafters.speculator import Speculator
 from forerun.engine.engine import PROMPT_ROWS, Engine
 from forerun.engine.errors import StartError
-from forerun.engine.models.load import load_model
+from forerun.engine.models.load import find, load_model
 from forerun.engine.models.model import Model
 from forerun.engine.profile import Profiler, Script, scratch_pages
 from forerun.engine.rejection import Rejection
@@ -29,6 +32,8 @@ from forerun.engine.rows import RowTable
 from forerun.engine.sampler import Sampler
 from forerun.engine.verify import follow
 from forerun.messages import Admit, Feed, Ready, SamplingParams, Start, StepPlan
+
+log = logging.getLogger(__name__)
 
 ReportProgress = Callable[[str, int, int], None]
 
@@ -70,8 +75,24 @@ def build_engine(start: Start, progress: ReportProgress) -> Engine:
         raise StartError(str(wrong), "see `forerun doctor` for what this machine offers") from wrong
     model = load_model(start, backend, progress)
     host = Host(start, backend, model, progress)
-    drafter = open_drafter(start.speculator, Setting(start.speculate, backend.caps.tree_attention and start.acceptance == "dice", host))
-    return assemble(start, backend, model, drafter, progress)
+    setting = Setting(start.speculate, backend.caps.tree_attention and start.acceptance == "dice", host)
+    spec, drafter = (
+        open_auto(find(start), setting) if start.speculator == "auto" else (start.speculator, open_drafter(start.speculator, setting))
+    )
+    return assemble(msgspec.structs.replace(start, speculator=spec), backend, model, drafter, progress)
+
+
+def open_auto(folder: Path, setting: Setting) -> tuple[str, Drafter]:
+    """What `--speculator auto` is: heads that lie in or beside the model's folder, with the look-ups, which are asked first; else these
+    alone. Heads that do not fit are no reason not to start."""
+    found = find_heads(folder)
+    if found is not None:
+        spec = f"{AUTO}+{found}"
+        try:
+            return spec, open_drafter(spec, setting)
+        except StartError as refused:
+            log.warning("--speculator auto found %s, but it cannot be used: %s; %s", found, refused.error, refused.cure)
+    return AUTO, open_drafter(AUTO, setting)
 
 
 def assemble(start: Start, backend: Backend, model: Model, drafter: Drafter, progress: ReportProgress) -> Engine:

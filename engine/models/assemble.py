@@ -7,6 +7,7 @@ The memory of a layer's source tensors is given back before the next is read.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from typing import TypeVar
@@ -25,7 +26,10 @@ from forerun.engine.weights import Checkpoint
 FORMATS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")
 """Where a checkpoint keeps the decoder: usual, multimodal (transformers 5 and 4), and the bare model without a head."""
-IGNORED = re.compile(r"rotary_emb\.inv_freq$|(^|\.)(vision_tower|multi_modal_projector|vision_model|mm_projector)\.")
+IGNORED = re.compile(
+    r"rotary_emb\.inv_freq$|(^|\.)(vision_tower|multi_modal_projector|vision_model|mm_projector|mtp|mtp_layers|medusa_head)\."
+)
+"""What a decoder does not compute with: other modalities, and heads that belong to a drafter."""
 
 Progress = Callable[[str, int, int], None]
 AnyMatrix = TypeVar("AnyMatrix", Tensor, Matrix)
@@ -236,8 +240,14 @@ class Assembly:
         self.bytes += tensor.nbytes
         return tensor.to(self.backend.device)
 
+    def beyond(self) -> tuple[str, ...]:
+        """What names of MTP modules behind the last layer begin with, where there are any."""
+        at, names = f"{self.prefix}layers.{{}}.", self.names
+        modules = itertools.takewhile(lambda i: f"{at.format(i)}eh_proj.weight" in names, itertools.count(len(self.spec.layers)))
+        return tuple(at.format(i) for i in modules)
+
     def refuse_unused(self) -> None:
-        unused = sorted(name for name in self.names - self.used if not IGNORED.search(name))
+        unused = sorted(name for name in self.names - self.used if not IGNORED.search(name) and not name.startswith(self.beyond()))
         if unused:
             more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
             raise StartError(

@@ -1,0 +1,77 @@
+"""Which drafter a folder is for, and where `auto` looks for one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from forerun.engine.build import open_auto
+from forerun.engine.drafters.layouts import find_heads, kind_of
+from forerun.engine.drafters.registry import Setting
+from tests.engine.drafters import fitted
+from tests.engine.drafters.companions import host, write_target, write_tiny
+from tests.engine.drafters.nets import write_eagle1, write_eagle3, write_mtp
+
+KINDS = {"eagle3": "eagle", "eagle1": "eagle"}
+
+
+@pytest.mark.parametrize("name", fitted.FOLDERS)
+def test_every_layout_is_told(name: str, tmp_path: Path) -> None:
+    """By being written for the identity tests."""
+    assert kind_of(fitted.FOLDERS[name](tmp_path)) == KINDS.get(name, name)
+
+
+@pytest.mark.parametrize("variant", ["plain", "speculators", "deepspec", "biased"])
+def test_every_eagle(variant: str, tmp_path: Path) -> None:
+    assert kind_of(write_eagle3(tmp_path, variant)) == "eagle"
+
+
+@pytest.mark.parametrize("family", ["deepseek", "mimo", "qwen", "latent"])
+def test_every_mtp(family: str, tmp_path: Path) -> None:
+    assert kind_of(write_mtp(tmp_path, family)) == "mtp"
+
+
+def test_what_is_no_drafter(tmp_path: Path) -> None:
+    assert kind_of(write_tiny(tmp_path / "model")) is None
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "model.safetensors").write_bytes(b"\xff" * 20)
+    (tmp_path / "broken" / "config.json").write_text("{")
+    assert kind_of(tmp_path / "broken") is None and kind_of(tmp_path / "nowhere") is None
+    assert find_heads(tmp_path / "model") is None and find_heads(tmp_path / "model.gguf") is None
+
+
+def test_where_auto_looks(tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "model")
+    write_eagle3(tmp_path / "other-eagle3")
+    assert find_heads(model) is None, "heads of another model"
+    write_eagle1(tmp_path / "model-eagle")
+    assert find_heads(model) == f"eagle={tmp_path / 'model-eagle'}"
+    write_eagle3(model / "heads")
+    assert find_heads(model) == f"eagle={model / 'heads'}", "in the folder before beside it"
+
+
+def test_modules_among_the_targets_tensors(tmp_path: Path) -> None:
+    write_mtp(tmp_path / "apart")
+    (tmp_path / "model").mkdir()
+    tensors = {"model.embed_tokens.weight": torch.zeros(2, 2), "model.layers.2.eh_proj.weight": torch.zeros(2, 4)}
+    save_file(tensors, tmp_path / "model" / "part-1.safetensors")
+    index = {"weight_map": dict.fromkeys(tensors, "part-1.safetensors")}
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert find_heads(tmp_path / "model") == f"mtp={tmp_path / 'model'}"
+
+
+def test_auto_is_the_look_ups_and_what_is_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = write_target(tmp_path / "model")
+    setting = Setting(4, True, host(model))
+    assert open_auto(model, setting)[0] == "suffix"
+    write_eagle3(tmp_path / "model-eagle3")
+    spec, drafter = open_auto(model, setting)
+    assert spec == f"suffix+eagle={tmp_path / 'model-eagle3'}" and drafter.needs.layers == (-1, 0, 1)
+    config = json.loads((tmp_path / "model-eagle3" / "config.json").read_text())
+    (tmp_path / "model-eagle3" / "config.json").write_text(json.dumps(config | {"target_hidden_size": 64}))
+    assert open_auto(model, setting)[0] == "suffix"
+    assert "another target" in caplog.text and "cannot be used" in caplog.text
