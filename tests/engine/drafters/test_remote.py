@@ -27,7 +27,7 @@ from tests.engine.drafters.services import TOKENS, Running, answering, honest, r
 from tests.engine.test_identity import fresh, truth
 from tests.engine.tiny import VOCAB, Front, tiny_engine
 
-LONG = 30.0
+LONG = 100.0
 """seconds that a test waits for what must come"""
 
 
