@@ -76,7 +76,7 @@ def told_by(config: dict[str, Any], names: Iterable[str]) -> str | None:
 
 
 def names_in(folder: Path) -> set[str]:
-    """Names of all tensors of a folder's safetensors. Of pickles only the indices are read; a `medusa_lm_head.pt` says enough by its name."""
+    """Names of all tensors of a folder's safetensors. Of pickles only indices are read; a `medusa_lm_head.pt` says enough by its name."""
     names: set[str] = set()
     for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
         if (folder / index).is_file():
