@@ -17,7 +17,7 @@ export function seconds(value) {
   return [digits(value * 1e6), "µs"];
 }
 
-export const duration = value => seconds(value).join(" ");
+export const duration = value => seconds(value).join("\u00a0");
 export const percent = share => (share > 0 && share < 0.01 ? "<1" : Math.round(share * 100)) + " %";
 export const plural = (count, one, many = one + "s") => `${whole.format(count)} ${count === 1 ? one : many}`;
 

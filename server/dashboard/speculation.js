@@ -21,7 +21,7 @@ export class Speculation {
     const thoughts = live.speculation[0], off = !thoughts || thoughts.controller.controller === "none";
     this.$("speculation-grid").hidden = off;
     this.$("speculation-says").textContent = off
-      ? "Guessing is off. Start the server with --speculator suffix (or --speculate 4) to see what it brings; the output stays the same."
+      ? "Guessing is off. Start the server without --speculator none and --speculate 0 to see what it brings; the output stays the same."
       : `${live.model.speculator}, ${thoughts.controller.controller} controller`;
     if (off) return;
     this.acceptance(thoughts.survival);

@@ -33,7 +33,8 @@ async def page(browser: int) -> AsyncIterator[Any]:
 
 
 async def text(page: Any, selector: str) -> str:
-    return str(await page.run(f"document.querySelector('{selector}').textContent"))
+    """With plain spaces where the page has some that do not break."""
+    return str(await page.run(f"document.querySelector('{selector}').textContent")).replace("\xa0", " ")
 
 
 async def shows(page: Any, selector: str, wanted: str) -> None:
