@@ -61,11 +61,12 @@ class Branches:
     def add(self, trees: Sequence[Tree], nodes: Sequence[int], logits: Tensor, terms: Terms) -> None:
         """The children of `nodes[i]` of `trees[i]`, from the logits [m, V'] behind it."""
         paths = [tree.path(node) for tree, node in zip(trees, nodes)]
+        depths = [len(path.levels) for path in paths]
         self._levels.add(paths, logits, terms)
         rate = self._levels.calibration.rate
-        for tree, node, path in zip(trees, nodes, paths):
+        for tree, node, path, depth in zip(trees, nodes, paths, depths):
             above = tree.survival[node] if node >= 0 else 1.0
-            for token, cell in path.levels[-1]:
+            for token, cell in path.levels[depth] if len(path.levels) > depth else ():  # nothing behind what is no number
                 tree.token.append(token)
                 tree.parent.append(node)
                 tree.cell.append(cell)

@@ -84,13 +84,22 @@ def read_plan(heads: Heads, config: Config, host: Host) -> BlockPlan:
     )
     convolved = any(".attention_conv." in name or name.startswith("candidate_selector") for name in heads.names())
     heads.demand(not convolved, "DFlash2 (convolutions and a selector) is not read", "use a DFlash or DSpark checkpoint")
+    named = [name for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size") if not config.get(name)]
+    heads.demand(not named, f"config.json does not say its {', '.join(named)}", "fetch config.json of these heads again")
+    gemma = "full_attention" in (config.get("rope_parameters") or {}) or any(
+        ".pre_feedforward_layernorm." in name for name in heads.names()
+    )
+    heads.demand(
+        not gemma, "Gemma's variant (norms on both sides, a rotation for each kind of layer) is not read", "use heads in Qwen3's form"
+    )
     model = host.model
     layers = config.get("num_target_layers") or model.layers
     heads.demand(layers == model.layers, f"it was made for a target of {layers} layers, this one has {model.layers}")
     hidden = config.get("hidden_size")
     heads.demand(hidden == model.hidden, f"its rows are {hidden} wide, the target's are {model.hidden}: it was made for another target")
     size, mask = int(config.get("block_size") or 16), int(config["mask_token_id"])
-    heads.demand(size > 1, f"its block has {size} rows", "fetch config.json of these heads again")
+    most = host.backend.caps.max_nodes
+    heads.demand(1 < size <= most, f"its block has {size} rows, it may have 2 to {most}", "fetch config.json of these heads again")
     table = model.shared().table.shape[0]
     heads.demand(0 <= mask < table, f"its mask token {mask} is outside the target's embedding of {table} rows")
     return BlockPlan(
@@ -112,7 +121,7 @@ def read_taps(heads: Heads, config: Config, layers: int) -> tuple[int, ...]:
     if ids is None:
         aux = config.get("aux_hidden_state_layer_ids") or config.get("eagle_aux_hidden_state_layer_ids")
         ids = [each - 1 for each in aux] if aux else None
-    count = heads.checkpoint.shape(f"{heads.prefix}fc.weight")[1] // config["hidden_size"]
+    count = heads.checkpoint.shape(f"{heads.prefix}fc.weight")[-1] // config["hidden_size"]
     if ids is None:
         ids = [layers // 2] if count == 1 else [round(1 + i * (layers - 4) / (count - 1)) for i in range(count)]
     heads.demand(len(ids) == count, f"it names {len(ids)} layers of the target, fc reads {count}", "fetch config.json of these heads again")

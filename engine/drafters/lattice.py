@@ -118,6 +118,9 @@ class Levels:
         tokens, logprobs = picks.tokens.tolist(), picks.logprobs.tolist()
         raw = logits.cpu().numpy()
         for i, one in enumerate(growing):
+            if not math.isfinite(logprobs[i]):  # the target, or the heads, computed something that is no number: this row's draft ends here
+                one.depth = len(one.levels)
+                continue
             level = self._candidates(one, raw[i], tokens[i], logprobs[i], terms)
             self._append(one, level, None if trust is None else trust[i])
 

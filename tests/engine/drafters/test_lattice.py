@@ -157,5 +157,16 @@ def test_lined_up_keeps_a_tree() -> None:
     assert lined_up(nodes, [0.2, 0.6]) == ([2, 3, 1, 4], [-1, 0, -1, 2], [1, 1, 0, 0])
 
 
+@pytest.mark.parametrize("params", [{}, {"sample": True}])
+def test_a_row_that_is_no_number_has_no_draft_and_the_others_have(params: dict[str, object]) -> None:
+    one = levels()
+    bad, good = Lattice(row(**params), 4, 2), Lattice(row(**params), 4, 2)
+    logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(1))
+    logits[0, 5] = float("nan")
+    one.add([bad, good], logits)
+    assert not one.goes_on(bad) and one.goes_on(good)
+    assert one.finish(bad).count == 0 and one.finish(good).count > 0
+
+
 def test_nothing_grown_is_no_draft() -> None:
     assert levels().finish(None).count == 0 and levels().finish(Lattice(row(), 4, 4)).count == 0
