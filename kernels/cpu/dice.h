@@ -1,5 +1,6 @@
 // The dice of forerun/dice.md, bit by bit: Philox4x32-10, then −ln(−ln(1 − u)) in single float32 operations. This file must be compiled
-// without contraction of multiply and add (-ffp-contract=off). Plain loops over arrays, which compilers turn into vectors.
+// without contraction of multiply and add (-ffp-contract=off). Plain loops over arrays, which compilers turn into vectors; but for AVX-512
+// by hand, where they do so badly.
 #pragma once
 
 #include "vec.h"
@@ -69,6 +70,85 @@ FR_INLINE float gumbel_of_word(uint32_t v) {
     return -assemble(f, e);
 }
 
+#if defined(__AVX512F__)
+
+// The same for sixteen at once.
+
+FR_INLINE V constant(uint32_t bits) { return set(float_of(bits)); }
+FR_INLINE V negative(V x) { return {_mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(x.x), _mm512_set1_epi32(int(0x80000000u))))}; }
+
+FR_INLINE V assemble(V f, V e) {
+    const V q = f * f;
+    V p = constant(0xbd9c5abcu) * f + constant(0x3e02adb4u);
+    p = p * f + constant(0xbe06c2a1u);
+    p = p * f + constant(0x3e116d0fu);
+    p = p * f + constant(0xbe2a3922u);
+    p = p * f + constant(0x3e4cd004u);
+    p = p * f + constant(0xbe800113u);
+    p = p * f + constant(0x3eaaaaaau);
+    const V y = f + ((f * q) * p - q * set(0.5f) + e * constant(0xb95e8083u));
+    return y + e * constant(0x3f318000u);
+}
+
+FR_INLINE void split(V x, V& f, V& e) {
+    const __m512i b = _mm512_castps_si512(x.x), exponent = _mm512_srai_epi32(_mm512_sub_epi32(b, _mm512_set1_epi32(0x3f3504f3)), 23);
+    f = V{_mm512_castsi512_ps(_mm512_sub_epi32(b, _mm512_slli_epi32(exponent, 23)))} - set(1.0f);
+    e = {_mm512_cvtepi32_ps(exponent)};
+}
+
+FR_INLINE V gumbel_of_words(__m512i v) {
+    const V half = set(0.5f), scale = constant(0x2f800000u);
+    const V u = (V{_mm512_cvtepu32_ps(v)} + half) * scale;
+    const V x = (V{_mm512_cvtepu32_ps(_mm512_xor_si512(v, _mm512_set1_epi32(-1)))} + half) * scale;
+    V f, e;
+    split(x, f, e);
+    const Mask near = _mm512_cmplt_epu32_mask(v, _mm512_set1_epi32(1 << 30));
+    const V inner = negative(assemble(select(near, negative(u), f), select(near, zero(), e)));
+    split(inner, f, e);
+    return negative(assemble(f, e));
+}
+
+// High and low words of sixteen products with m.
+FR_INLINE void multiply_words(__m512i a, uint32_t m, __m512i& high, __m512i& low) {
+    const __m512i by = _mm512_set1_epi32(int(m)), even = _mm512_mul_epu32(a, by), odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), by);
+    high = _mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), odd);
+    low = _mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64(odd, 32));
+}
+
+// Tokens token0 (a multiple of 4) … token1 − 1 of one (seed, index); out[0] is token0's.
+void dice(uint64_t seed, uint64_t index, int32_t token0, int32_t token1, float* out) {
+    const __m512i ramp = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    for (int64_t token = token0; token < token1; token += 4 * LANES, out += 4 * LANES) {
+        __m512i c0 = _mm512_add_epi32(ramp, _mm512_set1_epi32(int(token / 4))), c1 = _mm512_set1_epi32(int(uint32_t(index)));
+        __m512i c2 = _mm512_set1_epi32(int(uint32_t(index >> 32))), c3 = _mm512_setzero_si512();
+        uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
+        for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
+            __m512i h0, l0, h1, l1;
+            multiply_words(c0, 0xD2511F53u, h0, l0);
+            multiply_words(c2, 0xCD9E8D57u, h1, l1);
+            c0 = _mm512_xor_si512(_mm512_xor_si512(h1, c1), _mm512_set1_epi32(int(k0)));
+            c2 = _mm512_xor_si512(_mm512_xor_si512(h0, c3), _mm512_set1_epi32(int(k1)));
+            c1 = l1, c3 = l0;
+        }
+        // Word w of block b is token 4b + w: the four vectors are interleaved, first within quarters, then the quarters.
+        const __m512 g0 = gumbel_of_words(c0).x, g1 = gumbel_of_words(c1).x, g2 = gumbel_of_words(c2).x, g3 = gumbel_of_words(c3).x;
+        const __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(g0, g1)), b = _mm512_castps_pd(_mm512_unpacklo_ps(g2, g3));
+        const __m512d c = _mm512_castps_pd(_mm512_unpackhi_ps(g0, g1)), d = _mm512_castps_pd(_mm512_unpackhi_ps(g2, g3));
+        const __m512 r0 = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), r1 = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+        const __m512 r2 = _mm512_castpd_ps(_mm512_unpacklo_pd(c, d)), r3 = _mm512_castpd_ps(_mm512_unpackhi_pd(c, d));
+        const __m512 low0 = _mm512_shuffle_f32x4(r0, r1, 0x44), high0 = _mm512_shuffle_f32x4(r0, r1, 0xee);
+        const __m512 low1 = _mm512_shuffle_f32x4(r2, r3, 0x44), high1 = _mm512_shuffle_f32x4(r2, r3, 0xee);
+        const V values[4] = {{_mm512_shuffle_f32x4(low0, low1, 0x88)}, {_mm512_shuffle_f32x4(low0, low1, 0xdd)},
+                             {_mm512_shuffle_f32x4(high0, high1, 0x88)}, {_mm512_shuffle_f32x4(high0, high1, 0xdd)}};
+        for (int i = 0; i < 4; ++i) {
+            const int64_t left = token1 - token - i * LANES;
+            if (left > 0) store(out + i * LANES, values[i], int(left < LANES ? left : LANES));
+        }
+    }
+}
+
+#else
+
 // Tokens token0 (a multiple of 4) … token1 − 1 of one (seed, index); out[0] is token0's.
 void dice(uint64_t seed, uint64_t index, int32_t token0, int32_t token1, float* out) {
     for (int64_t token = token0; token < token1; token += 4 * BLOCKS) {
@@ -86,6 +166,8 @@ void dice(uint64_t seed, uint64_t index, int32_t token0, int32_t token1, float* 
         memcpy(out + (token - token0), values, size_t(left) * 4);
     }
 }
+
+#endif
 
 // Single places: (seed, index, token) each.
 void dice_at(const int64_t* seeds, const int64_t* indices, const int64_t* tokens, int32_t count, float* out) {
