@@ -119,6 +119,23 @@ class Picks:
     logprobs: Tensor
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Draws:
+    """How m rows are drawn. `temperatures`: float32 [m], what scores are divided by; `sampled`: int32 [m], 0 = the argmax, without noise;
+    `seeds` (the bits of an unsigned number), `indices`: int64 [m], the dice of a sampled row."""
+
+    temperatures: Tensor
+    sampled: Tensor
+    seeds: Tensor
+    indices: Tensor
+
+    @classmethod
+    def greedy(cls, rows: int) -> Draws:
+        """The likeliest token of each row."""
+        zeros = torch.zeros(rows, dtype=torch.int64)
+        return cls(torch.ones(rows), zeros.int(), zeros, zeros)
+
+
 class Ops(Protocol):
     """The arithmetic of a step."""
 
@@ -206,6 +223,11 @@ class Ops(Protocol):
     def pick(self, scores: Tensor, noise: Tensor | None) -> Picks:
         """scores float32 [m, V] (processed; −inf = impossible), noise float32 [m, V] or None → argmax of scores + noise (ties to the
         lowest id), and the log-probability log-softmax(scores)[token]."""
+        ...
+
+    def choose(self, x: Tensor, head: Weight, draws: Draws, scale: float = 1.0, softcap: float = 0.0) -> Picks:
+        """x [m, H] → `logits`, divided by each row's temperature, then `pick` with its noise: the same bits, but no [m, V] need ever
+        exist."""
         ...
 
 

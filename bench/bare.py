@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import torch
 
-from forerun.backends.base import Backend, Pool
+from forerun.backends.base import Backend, Draws, Pool
 from forerun.backends.registry import open_backend
 from forerun.engine.batch import Batch
 from forerun.engine.models.load import load_model
@@ -72,7 +72,9 @@ class Bare:
     def _pick(self, batch: Batch) -> torch.Tensor:
         """One forward; the picked ids, one a row."""
         output: Output = self._run(batch)
-        return self._backend.ops.pick(output.logits, None).tokens.to(torch.int32)
+        if output.head is None or output.hidden is None:
+            return self._backend.ops.pick(output.logits, None).tokens.to(torch.int32)
+        return output.head.choose(output.hidden, Draws.greedy(len(output.hidden))).tokens.to(torch.int32)
 
     def _batch(self, tokens: torch.Tensor, context: list[int], known: list[int]) -> Batch:
         """Rows that feed `known` tokens behind `context` positions."""

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from forerun.backends.base import PoolSpec
+from forerun.backends.base import Draws, PoolSpec
 from forerun.backends.cpu.backend import NativeCpu, open_native
 from forerun.bench import kernels_torch, plots
 from forerun.bench.bars import Bar, present
@@ -62,7 +62,8 @@ class Steps:
 
     def step(self, segments: int, known: int, context: int, logits: str = "all") -> Work:
         one = batch(segments, known, context, logits)
-        return lambda: self.backend.ops.pick(self._run(one).logits, None)
+        draws = Draws.greedy(len(one.logit_rows))
+        return lambda: self.model.choose(self._run(one).hidden, draws)
 
     def decode(self, rows: int) -> Work:
         return self.step(rows, 1, CONTEXT)

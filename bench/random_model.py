@@ -9,7 +9,7 @@ import dataclasses
 
 import torch
 
-from forerun.backends.base import AttentionSpec, Backend, Pool, Weight
+from forerun.backends.base import AttentionSpec, Backend, Draws, Picks, Pool, Weight
 from forerun.engine.batch import Batch
 from forerun.engine.models.model import Output
 
@@ -81,7 +81,13 @@ class Model:
             x, residual = ops.add_norm(ops.matmul(ops.attention(y, pool, layer, batch, spec), out), residual, self.one, 1e-5)
             x, residual = ops.add_norm(ops.matmul(ops.gate(ops.matmul(x, gate_up), "silu"), down), residual, self.one, 1e-5)
         needed = x if batch.logit_rows.shape[0] == batch.rows else ops.take(x, batch.logit_rows)
-        return Output(ops.logits(needed, self.head))
+        return Output(None, hidden=needed, head=self)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.ops.logits(hidden, self.head)
+
+    def choose(self, hidden: torch.Tensor, draws: Draws) -> Picks:
+        return self.ops.choose(hidden, self.head, draws)
 
     def products(self, batch: Batch) -> torch.Tensor:
         """Every product of a forward, of rows of tables."""

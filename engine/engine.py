@@ -132,8 +132,8 @@ class Engine:
 
     def _report(self, shares: Sequence[Share], output: Output, emits: list[Emit]) -> None:
         """Choose, walk, commit; one Emit for each row that has something to say."""
-        asks, firsts = self._asks(shares, output.logits)
-        choices = self._sampler.choose(output.logits, asks) if asks else []
+        asks, firsts = self._asks(shares, output)
+        choices = self._sampler.decide(output, asks) if asks else []
         told: list[Sequence[int]] = []
         kept: tuple[list[int], list[int], list[int]] = ([], [], [])
         for share, first in zip(shares, firsts):
@@ -146,7 +146,7 @@ class Engine:
                 continue
             nodes = slice(first, first + 1 + share.draft.count)
             picked = choices[nodes]
-            path = self._accept(share, asks[nodes], picked, output.logits) if share.draft.count else []
+            path = self._accept(share, asks[nodes], picked, output) if share.draft.count else []
             if True in share.draft.probe:
                 self._speculator.answered(row.number, share.draft, [choice.token for choice in picked[1:]])
             emit, used = self._commit(share, picked, path)
@@ -158,7 +158,7 @@ class Engine:
         self._tell(shares, output, told)
         self._leave(shares, emits)
 
-    def _asks(self, shares: Sequence[Share], logits: Tensor) -> tuple[list[Ask], list[int]]:
+    def _asks(self, shares: Sequence[Share], output: Output) -> tuple[list[Ask], list[int]]:
         """The nodes where a token is picked, and for each share the place of its root among them. Scores prompts on the way."""
         asks: list[Ask] = []
         firsts: list[int] = []
@@ -166,7 +166,7 @@ class Engine:
         for share in shares:
             scored, draft, row = share.scored, share.draft, share.row
             if row.params.prompt_logprobs and scored == share.known:
-                self._score_prompt(share, logits[at : at + scored])
+                self._score_prompt(share, output.logits[at : at + scored])
             at += scored
             firsts.append(len(asks))
             if share.ends:

@@ -31,6 +31,7 @@ from torch import Tensor
 from forerun.backends.base import Ops
 from forerun.engine import processing
 from forerun.engine.drafters.draft import Draft, Room, prune
+from forerun.engine.models.model import Output
 from forerun.engine.rows import Row, Share
 from forerun.engine.sampler import Ask, Choice, Sampler
 from forerun.engine.verify import walk
@@ -116,7 +117,7 @@ class Rejection:
         self._ops = ops
         self._sampler = sampler
 
-    def __call__(self, share: Share, asks: Sequence[Ask], picked: list[Choice], logits: Tensor) -> list[int]:
+    def __call__(self, share: Share, asks: Sequence[Ask], picked: list[Choice], output: Output) -> list[int]:
         """asks, picked: of the root and each node of a chain. Returns the accepted nodes; the last pick of the run, which followed from the
         shared dice alone, is replaced by the one that this rule draws, and accepted nodes have their own token and log-probability."""
         row, draft = share.row, share.draft
@@ -126,7 +127,7 @@ class Rejection:
         tokens = draft.token[: max(0, sound - 1)]
         if not tokens:
             return []
-        scored = [self._scores(logits, ask) for ask in asks[: len(tokens) + 1]]
+        scored = [self._scores(output.logits, ask) for ask in asks[: len(tokens) + 1]]
         target = [np.exp(scores.astype(np.float64)) for scores in scored]
         target = [law / law.sum() for law in target]
         drawn = draft.law or [point(token, target[0].size) for token in tokens]

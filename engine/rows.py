@@ -84,6 +84,9 @@ class Row:
     """kept only where a penalty reads it"""
     plain: bool
     """its token is the argmax of the raw logits and nothing but its log-probability is reported"""
+    drawn: bool = False
+    """its token is drawn from all of the vocabulary by the raw logits over a temperature, and nothing but its log-probability there is
+    reported"""
     heard: int = 0
     """tokens that the drafter has absorbed"""
     cold: bool = False
@@ -98,10 +101,13 @@ class Row:
         """The list of tokens becomes the row's own."""
         penalised = params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0
         discouraged = params.presence_penalty != 0.0 or params.count_penalty != 0.0
-        plain = not (params.sample or penalised or discouraged or params.logit_bias or params.watermark or params.top_n)
+        raw = not (penalised or discouraged or params.logit_bias or params.watermark or params.top_n)
+        narrow = params.top_k or params.top_p < 1.0 or params.typical_p < 1.0
+        plain = raw and not params.sample
+        drawn = bool(raw and params.sample and not narrow and not (params.raw_logprobs and params.logprobs))
         counts = Counts(tokens) if penalised else None
         said = Counts(tokens[params.prompt_tokens :]) if discouraged else None
-        return cls(number, params, tokens, computed, counts, plain, scope=scope, said=said)
+        return cls(number, params, tokens, computed, counts, plain, drawn, scope=scope, said=said)
 
     @property
     def generated(self) -> int:

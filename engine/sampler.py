@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forerun.backends.base import Ops
+from forerun.backends.base import Draws, Ops, Picks
 from forerun.engine import processing
+from forerun.engine.models.model import Output
 from forerun.engine.processing import Ids, Scores
 from forerun.engine.rows import Row
 from forerun.kernels.dice import signed
@@ -79,13 +80,26 @@ class Sampler:
             self._unprocessed(logits, asks, choices)
         return choices
 
+    def decide(self, output: Output, asks: Sequence[Ask]) -> list[Choice]:
+        """As `choose` from the output's logits, bit for bit; where every row is one of `asks` and none asks for more than a temperature and
+        dice, the choice is made in the output head and nobody's logits are ever written to memory."""
+        head, hidden = output.head, output.hidden
+        simple = all(ask.row.plain or ask.row.drawn for ask in asks)
+        if output.scores is not None or head is None or hidden is None or not simple or len(asks) != hidden.shape[0]:
+            return self.choose(output.logits, asks)
+        choices = [Choice(-1)] * len(asks)
+        self._note(range(len(asks)), head.choose(hidden, _draws(asks, hidden.device)), choices)
+        return choices
+
     def prompt_logprobs(self, logits: Tensor, targets: Sequence[int]) -> list[float]:
         """Log-softmax of raw logits [k, V] at one target id each."""
         rows: Scores = logits.cpu().numpy()
         return [processing.single(float(row[t]) - processing.log_normalizer(row)) for row, t in zip(rows, targets)]
 
     def _pick(self, places: Sequence[int], scores: Tensor, noise: Tensor | None, choices: list[Choice]) -> None:
-        picks = self._ops.pick(scores, noise)
+        self._note(places, self._ops.pick(scores, noise), choices)
+
+    def _note(self, places: Sequence[int], picks: Picks, choices: list[Choice]) -> None:
         for place, token, logprob in zip(places, picks.tokens.tolist(), picks.logprobs.tolist()):
             choices[place] = Choice(token, logprob) if token >= 0 and isfinite(logprob) else Choice(-1, error=NOT_A_NUMBER)
 
@@ -170,6 +184,15 @@ class Sampler:
             for i, part in zip(thrown, np.split(values, np.cumsum([len(ids) for ids in tokens])[:-1])):
                 noise[i] = part
         return noise
+
+
+def _draws(asks: Sequence[Ask], device: torch.device) -> Draws:
+    params = [ask.row.params for ask in asks]
+    temperatures = torch.tensor([each.temperature if each.sample else 1.0 for each in params], dtype=torch.float32)
+    sampled = torch.tensor([each.sample for each in params], dtype=torch.int32)
+    seeds = torch.tensor([signed(each.seed) for each in params], dtype=torch.int64)
+    indices = torch.tensor([ask.index for ask in asks], dtype=torch.int64)
+    return Draws(*(each.to(device) for each in (temperatures, sampled, seeds, indices)))
 
 
 def _best(candidates: _Candidates, noise: Scores | None) -> Choice:

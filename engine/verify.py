@@ -7,21 +7,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from torch import Tensor
-
 from forerun.engine.drafters.draft import Draft
+from forerun.engine.models.model import Output
 from forerun.engine.rows import Share
 from forerun.engine.sampler import Ask, Choice
 
 
 class Accept(Protocol):
-    def __call__(self, share: Share, asks: Sequence[Ask], picked: list[Choice], logits: Tensor) -> list[int]:
-        """The accepted nodes of a share's draft, root side first. asks, picked: of its root and then of its nodes; logits [m, V] of the
+    def __call__(self, share: Share, asks: Sequence[Ask], picked: list[Choice], output: Output) -> list[int]:
+        """The accepted nodes of a share's draft, root side first. asks, picked: of its root and then of its nodes; output: of the
         whole step. The row's new tokens are then the picks at the root and at the accepted nodes, which may be replaced."""
         ...
 
 
-def follow(share: Share, asks: Sequence[Ask], picked: list[Choice], logits: Tensor) -> list[int]:
+def follow(share: Share, asks: Sequence[Ask], picked: list[Choice], output: Output) -> list[int]:
     """Shared dice: what the target picked decides."""
     return walk(share.draft, [choice.token for choice in picked])
 

@@ -286,6 +286,24 @@ def noise_at(seeds: Tensor, indices: Tensor, tokens: Tensor) -> Tensor:
     return dice.gumbel(seeds, indices, tokens)
 
 
+def choose(
+    x: Tensor,
+    head: Tensor | quant.Codes,
+    temperatures: Tensor,
+    sampled: Tensor,
+    seeds: Tensor,
+    indices: Tensor,
+    scale: float = 1.0,
+    softcap: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """`pick` of logits divided by temperatures, with the dice of (seed, index) where a row is sampled. The four: [m]."""
+    scores = logits(x, head, scale, softcap) / temperatures.unsqueeze(1)
+    thrown = torch.zeros_like(scores)
+    for row in sampled.nonzero().flatten().tolist():
+        thrown[row] = noise(int(seeds[row]) & 0xFFFFFFFFFFFFFFFF, int(indices[row]), scores.shape[1])
+    return pick(scores, thrown)
+
+
 def pick(scores: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
     """scores float32 [m, V], noise [m, V] or None → (argmax of scores + noise, ties to the lowest id, int64 [m]; log-softmax(scores)
     there, float32 [m]). A row that holds a NaN gets token −1 and a NaN."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.backends.base import AttentionSpec, Picks, Pool, Rows, Weight
+from forerun.backends.base import AttentionSpec, Draws, Picks, Pool, Rows, Weight
 from forerun.backends.cpu.library import OP, PLACES, Library
 from forerun.backends.cpu.program import N, Program, Recorder, Unrecordable, encode
 
@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
     NOISE,
     NOISE_AT,
     CONCAT,
-) = range(17)
+    CHOOSE,
+) = range(18)
 """Codes of kernels/cpu/forerun_cpu.h."""
 
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4}
@@ -210,6 +211,16 @@ class NativeOps:
         self._do(PICK, scores, (scores, _maybe(noise), tokens, logprobs), (scores.shape[1],))
         return Picks(tokens, logprobs)
 
+    def choose(self, x: Tensor, head: Weight, draws: Draws, scale: float = 1.0, softcap: float = 0.0) -> Picks:
+        x = _float(x)
+        rows, columns = head.shape
+        _same(x.shape[1], columns, "the columns of x and of the head")
+        how = (_float(draws.temperatures), _int32(draws.sampled), _int64(draws.seeds), _int64(draws.indices))
+        _same({len(each) for each in how}, {x.shape[0]}, "rows and draws")
+        tokens, logprobs = self._result(x, 0, torch.int64), self._result(x, 0)
+        self._do(CHOOSE, x, (x, head.data, *how, tokens, logprobs), (columns, rows, FORMATS[head.format]), (scale, softcap))
+        return Picks(tokens, logprobs)
+
     # -- running and recording -------------------------------------------------------------------------------------------------
 
     def _result(self, like: Tensor, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -305,6 +316,10 @@ def _float(x: Tensor) -> Tensor:
 
 def _int32(x: Tensor) -> Tensor:
     return x if x.dtype == torch.int32 and x.is_contiguous() else x.int().contiguous()
+
+
+def _int64(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.int64 and x.is_contiguous() else x.long().contiguous()
 
 
 def _stored(x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forerun.backends.base import AttentionSpec, Picks, Pool, Rows, Weight
+from forerun.backends.base import AttentionSpec, Draws, Picks, Pool, Rows, Weight
 from forerun.kernels import reference
 
 
@@ -45,6 +45,9 @@ class TorchOps:
 
     def pick(self, scores: Tensor, noise: Tensor | None) -> Picks:
         return Picks(*reference.pick(scores, noise))
+
+    def choose(self, x: Tensor, head: Weight, draws: Draws, scale: float = 1.0, softcap: float = 0.0) -> Picks:
+        return Picks(*reference.choose(x, head.data, draws.temperatures, draws.sampled, draws.seeds, draws.indices, scale, softcap))
 
 
 def pack(weight: Tensor, dtype: torch.dtype, format: str) -> Weight:

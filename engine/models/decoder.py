@@ -3,7 +3,7 @@
     residual = embed(tokens)                       [n, H]
     for every layer:   x = attention(norm(residual));   residual += x
                        x = mlp(norm(residual));         residual += x
-    logits = head(norm(residual)) of the rows that need them
+    logits = head(norm(residual)) of the rows that need them, when somebody asks for them: most choices need none
 
 Families differ in where the norms stand, in the constants, and in whether the MLP is a mixture of experts; never in this loop.
 A block's result, the addition and the norm of the next block are one op. Everything is done by `backend.ops`; activations are float32
@@ -18,7 +18,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from forerun.backends.base import AttentionSpec, Backend, Ops, Pool, PoolSpec, Weight
+from forerun.backends.base import AttentionSpec, Backend, Draws, Ops, Picks, Pool, PoolSpec, Weight
 from forerun.engine.batch import Batch
 from forerun.engine.models.model import Output, Shared
 
@@ -145,6 +145,20 @@ class Stack:
     eps: float
 
 
+class OutputHead:
+    """The `Head` of a stack."""
+
+    def __init__(self, ops: Ops, stack: Stack) -> None:
+        self._ops = ops
+        self._stack = stack
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._ops.logits(hidden, self._stack.head, self._stack.logits_scale, self._stack.logits_softcap)
+
+    def choose(self, hidden: Tensor, draws: Draws) -> Picks:
+        return self._ops.choose(hidden, self._stack.head, draws, self._stack.logits_scale, self._stack.logits_softcap)
+
+
 class Decoder:
     """A `Model` (engine/models/model.py)."""
 
@@ -153,6 +167,7 @@ class Decoder:
     ) -> None:
         self.stack = stack
         self.ops = backend.ops
+        self.head = OutputHead(backend.ops, stack)
         self.vocab, self.hidden = stack.table.shape[0], stack.table.shape[1]
         self.layers = len(stack.layers)
         # The residual stream and what a norm made of it, each before and after an addition, a block's result and its norm.
@@ -176,8 +191,8 @@ class Decoder:
             if index in taps:
                 tapped[index] = residual
         tapped[self.layers] = x
-        logits = ops.logits(ops.take(x, batch.logit_rows), stack.head, stack.logits_scale, stack.logits_softcap)
-        return Output(logits, ops.concat([tapped[tap] for tap in taps]) if taps else None)
+        hidden = ops.take(x, batch.logit_rows)
+        return Output(None, ops.concat([tapped[tap] for tap in taps]) if taps else None, hidden, self.head)
 
     def shared(self) -> Shared:
         stack = self.stack

@@ -7,16 +7,40 @@ from typing import Protocol
 
 from torch import Tensor
 
-from forerun.backends.base import Ops, Pool, PoolSpec, Weight
+from forerun.backends.base import Draws, Ops, Picks, Pool, PoolSpec, Weight
 from forerun.engine.batch import Batch
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Output:
-    """`logits`: float32 [m, V] for `batch.logit_rows`. `taps`: hidden states of the layers asked for, [n, taps · H], or None."""
+class Head(Protocol):
+    """The output head, applied to hidden states [m, H]."""
 
-    logits: Tensor
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 [m, V]."""
+        ...
+
+    def choose(self, hidden: Tensor, draws: Draws) -> Picks:
+        """The choice in each row's logits (`Ops.choose`)."""
+        ...
+
+
+@dataclasses.dataclass(slots=True)
+class Output:
+    """`scores`: float32 [m, V] for `batch.logit_rows`; None until somebody asks for `logits`, where a model leaves them out and gives
+    `hidden` [m, H] and its `head` instead. `taps`: hidden states of the layers asked for, [n, taps · H], or None."""
+
+    scores: Tensor | None
     taps: Tensor | None = None
+    hidden: Tensor | None = None
+    head: Head | None = None
+
+    @property
+    def logits(self) -> Tensor:
+        """float32 [m, V], computed once."""
+        if self.scores is None:
+            if self.head is None or self.hidden is None:
+                raise ValueError("an output has scores, or hidden states and a head")
+            self.scores = self.head.logits(self.hidden)
+        return self.scores
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -266,6 +266,28 @@ Job mixture() {
     return job;
 }
 
+// The output head and the choice in it, greedy and sampled rows.
+Job choice() {
+    Job job;
+    const int n = draw(1, 70), K = draw(1, 40), N = draw(1, 700);
+    std::vector<int32_t> sampled;
+    std::vector<float> temperatures;
+    std::vector<int64_t> seeds, indices;
+    for (int r = 0; r < n; ++r) {
+        sampled.push_back(draw(0, 1)), temperatures.push_back(sampled[size_t(r)] ? 0.1f * float(draw(1, 20)) : 1.0f);
+        seeds.push_back(draw(0, 1 << 30)), indices.push_back(draw(0, 1 << 30));
+    }
+    job.name = "choose";
+    job.op.code = FR_CHOOSE;
+    job.sizes[FR_N] = n;
+    job.operands({job.own(floats(size_t(n) * K)), job.aligned(floats(size_t((N + 31) / 32) * 32 * K)), job.own(temperatures), job.own(sampled),
+                  job.own(seeds), job.own(indices), job.own(std::vector<int64_t>(size_t(n))), job.result(size_t(n))});
+    job.integers({K, N, 0});
+    job.constants({draw(0, 1) ? 1.0f : 0.5f, draw(0, 1) ? 0.0f : 3.0f});
+    job.tolerance = 1e-3;
+    return job;
+}
+
 Job keep() {
     Job job;
     const int format = draw(0, 2), layers = 2, pages = 3, heads = draw(1, 3), D = draw(1, 40), count = draw(0, 20);
@@ -353,7 +375,7 @@ int main(int argc, char** argv) {
         one.push_back(fr_open(1, name));
         three.push_back(fr_open(3, name));
     }
-    Job (*const kinds[])() = {product, codes, attention, rows, rotation, mixture, keep, write};
+    Job (*const kinds[])() = {product, codes, attention, rows, rotation, mixture, choice, keep, write};
     int failures = 0, count = 0;
     for (int round = 0; round < rounds; ++round)
         for (auto kind : kinds) {

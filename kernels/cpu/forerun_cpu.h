@@ -21,6 +21,8 @@
  *                                                              router_format format
  *   LOGITS      x weight y                                     K N format                                scale softcap
  *   PICK        scores noise tokens logprobs                   V
+ *   CHOOSE      x weight temperatures sampled seeds indices    K N format                                scale softcap
+ *               tokens logprobs
  *   NOISE       out                                            seed_low seed_high index_low index_high V
  *   NOISE_AT    seeds indices tokens out                       count
  *   CONCAT      out part…                                      count width…
@@ -58,7 +60,8 @@ enum {
     FR_PICK,
     FR_NOISE,
     FR_NOISE_AT,
-    FR_CONCAT
+    FR_CONCAT,
+    FR_CHOOSE
 };
 
 typedef struct {

@@ -13,7 +13,7 @@ namespace fr {
 extern const Kernels FR_NAME(FR_ISA);
 const Kernels FR_NAME(FR_ISA) = {
     FR_TEXT(FR_ISA), tiles_any, packed_bytes_any, pack_rows_any, multiply_any, attention_bytes, attention, embed,
-    norm,            add,       rope,         write_kv,  gate,     cap,             pick,      dice,
-    dice_at,
+    norm,            add,       rope,         write_kv,  gate,     cap,             divide,    pick_part,
+    pick,            dice,      dice_at,
 };
 }  // namespace fr

@@ -26,6 +26,7 @@ struct Product {
     const float* bias;
     float* y;
     int64_t y_stride;  // floats
+    int32_t y_column;  // the column that y begins with
     int32_t K, N, rows, tiles;
     Format format;
 };
@@ -50,6 +51,18 @@ struct Rope {
     float eps;
 };
 
+// What a part of a row's scores says about its choice. `total`: the best of score + noise, first at `token`, whose score is `score`; `peak`:
+// the largest score; `mass`: Σ exp(score − peak). Parts are PICK_PART ids, so that whoever computes them, in whatever order, joins the same
+// numbers.
+struct Part {
+    float total, score, peak, mass;
+    int32_t token;
+    bool spoilt;  // it holds a NaN
+};
+
+constexpr int PICK_PART = 256;  // a multiple of PANEL
+constexpr int CHOOSE_ROWS = 64;  // whose choices are made together in the output head
+
 struct Kernels {
     const char* name;
 
@@ -70,7 +83,9 @@ struct Kernels {
                      int32_t D, int32_t row0, int32_t row1);
     void (*gate)(const float* x, float* out, int32_t F, int32_t activation, int32_t row0, int32_t row1);
     void (*cap)(float* x, int64_t count, float scale, float softcap);
-    void (*pick)(const float* scores, const float* noise, int32_t V, int64_t* token, float* logprob);  // one row
+    void (*divide)(float* x, int64_t count, float by);
+    void (*pick_part)(const float* scores, const float* noise, int32_t token0, int32_t count, Part* part);  // of one row
+    void (*pick)(const Part* parts, int32_t count, int64_t* token, float* logprob);
     void (*dice)(uint64_t seed, uint64_t index, int32_t token0, int32_t token1, float* out);  // token0 a multiple of 4
     void (*dice_at)(const int64_t* seeds, const int64_t* indices, const int64_t* tokens, int32_t count, float* out);
 };

@@ -241,7 +241,7 @@ void multiply_format(const fr::Product& p, int panel0, int panel1, int tile0, in
                 // One tile: the stream of weights further on. The last of several: the panels that come next, while these are in cache.
                 const bool next = t + 1 == tile1 && panel + twin < panel1;
                 const int64_t ahead = tile1 - tile0 == 1 ? (rows > TWIN_ROWS ? AHEAD : 0) : next ? twin * w_stride * int64_t(sizeof(Weight)) : 0;
-                const Tile job{here, w_stride, p.y + row * p.y_stride + column, p.y_stride, p.bias ? p.bias + column : nullptr,
+                const Tile job{here, w_stride, p.y + row * p.y_stride + (column - p.y_column), p.y_stride, p.bias ? p.bias + column : nullptr,
                                p.N - column, s == 0, s + here == steps, ahead};
                 const Weight* from = w + int64_t(s) * Step::W;
                 if (twin == 2)

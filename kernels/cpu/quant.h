@@ -297,7 +297,7 @@ void multiply_groups(const fr::Product& p, int panel0, int panel1, int tile0, in
                 const int32_t* x = (const int32_t*)p.packed + row * x_row + int64_t(s) * rows * ROW_WORDS;
                 const bool next = t + 1 == tile1 && panel + 1 < panel1;
                 const int64_t ahead = alone ? (rows > TWIN_ROWS ? AHEAD : 0) : next ? stride : 0;
-                Tile job{here, 0, p.y + row * p.y_stride + column, p.y_stride, p.bias ? p.bias + column : nullptr,
+                Tile job{here, 0, p.y + row * p.y_stride + (column - p.y_column), p.y_stride, p.bias ? p.bias + column : nullptr,
                          p.N - column, s == 0, s + here == groups, ahead};
                 if (rows <= WHOLE_ROWS) {
                     choose_groups<Codes, 2, SCALES, MINIMA, 1, WHOLE_ROWS>(rows)(job, bytes, w, scale, x, units);

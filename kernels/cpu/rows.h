@@ -153,15 +153,19 @@ void cap(float* x, int64_t count, float scale, float softcap) {
     });
 }
 
-// argmax of scores + noise, ties to the lowest id; log-softmax(scores) there: score − maximum − ln Σ exp(score − maximum), the sum in
-// sixteen lanes, lane = id mod 16. A NaN anywhere: token −1 and NaN.
-void pick(const float* scores, const float* noise, int32_t vocab, int64_t* token, float* logprob) {
+void divide(float* x, int64_t count, float by) {
+    const V d = set(by);
+    each(count, [&](int64_t i, int n) { put(x + i, get(x + i, n) / d, n); });
+}
+
+// The ids from token0 on; scores and noise begin there. Ties go to the lowest id.
+void pick_part(const float* scores, const float* noise, int32_t token0, int32_t count, fr::Part* part) {
     const V minus = set(-__builtin_inff());
     V peak = minus, best = minus;
     bool spoilt = false;
-    V winner = zero();  // the number of the vector in which each lane's best was first seen; exact up to 2²⁴ · 16 ids
+    V winner = zero();  // the number of the vector in which each lane's best was first seen
     const Mask all = lanes_from(0, LANES);
-    each(vocab, [&](int64_t i, int n) {
+    each(count, [&](int64_t i, int n) {
         const Mask valid = n == LANES ? all : lanes_from(0, n);
         V score = get(scores + i, n), total = noise ? score + get(noise + i, n) : score;
         spoilt |= any_nan(total);
@@ -172,30 +176,50 @@ void pick(const float* scores, const float* noise, int32_t vocab, int64_t* token
         best = select(better, total, best);
         winner = select(better, set(float(i / LANES)), winner);
     });
+    float lane_best[LANES], lane_winner[LANES];
+    store(lane_best, best);
+    store(lane_winner, winner);
+    int chosen = -1;
+    float most = -__builtin_inff();
+    for (int l = 0; l < LANES && l < count; ++l) {
+        const int id = int(lane_winner[l]) * LANES + l;
+        if (chosen < 0 || lane_best[l] > most || (lane_best[l] == most && id < chosen)) chosen = id, most = lane_best[l];
+    }
+    const float top = maximum(peak);
+    const V shift = set(top >= -__FLT_MAX__ ? top : 0.0f);  // a part of which nothing is possible has no mass
+    V mass = zero();
+    each(count, [&](int64_t i, int n) {
+        V e = exponential(get(scores + i, n) - shift);
+        if (n < LANES) e = select(lanes_from(0, n), e, zero());
+        mass = mass + e;
+    });
+    *part = {most, scores[chosen], top, sum(mass), token0 + chosen, spoilt};
+}
+
+// argmax of score + noise, and log-softmax(scores) there: score − peak − ln Σ mass, parts in ascending order. A NaN anywhere: token −1 and
+// NaN.
+void pick(const fr::Part* parts, int32_t count, int64_t* token, float* logprob) {
+    const fr::Part* best = parts;
+    float peak = parts->peak;
+    bool spoilt = false;
+    for (const fr::Part* part = parts; part != parts + count; ++part) {
+        if (part->total > best->total) best = part;
+        if (part->peak > peak) peak = part->peak;
+        spoilt |= part->spoilt;
+    }
     if (spoilt) {
         *token = -1;
         *logprob = __builtin_nanf("");
         return;
     }
-    float lane_best[LANES], lane_winner[LANES];
-    store(lane_best, best);
-    store(lane_winner, winner);
-    int64_t chosen = -1;
-    float most = -__builtin_inff();
-    for (int l = 0; l < LANES && l < vocab; ++l) {
-        const int64_t id = int64_t(lane_winner[l]) * LANES + l;
-        if (chosen < 0 || lane_best[l] > most || (lane_best[l] == most && id < chosen)) chosen = id, most = lane_best[l];
+    float mass = 0.0f;
+    for (const fr::Part* part = parts; part != parts + count; ++part) {
+        float share[LANES];
+        store(share, exponential(set(part->peak - peak)));
+        mass += part->mass * share[0];
     }
-    const float top = maximum(peak);
-    V total = zero();
-    each(vocab, [&](int64_t i, int n) {
-        V e = exponential(get(scores + i, n) - set(top));
-        if (n < LANES) e = select(lanes_from(0, n), e, zero());
-        total = total + e;
-    });
-    const float mass = sum(total);
-    *token = chosen;
-    *logprob = scores[chosen] - top - float(__builtin_log(double(mass)));
+    *token = best->token;
+    *logprob = best->score - peak - float(__builtin_log(double(mass)));
 }
 
 }  // namespace

@@ -87,7 +87,7 @@ struct fr_context {
 
     const Kernels* k;
     Pool pool;
-    Buffer packed;
+    Buffer packed, parts;
     std::vector<Buffer> scratch;  // one a thread
     Buffer moe_rows, moe_wide, moe_gated, moe_out, moe_route, kept;
     std::vector<AttentionTask> tasks;
@@ -137,6 +137,9 @@ private:
     void route(const float* logits, int32_t E, int32_t top_k, bool normalize, int32_t* experts, float* weights);
     void concat();
     void noise();
+    void pick();
+    void choose();
+    size_t pack(Product& p);
 
     fr_context& c_;
     const Kernels& k_;
@@ -146,21 +149,26 @@ private:
     int32_t rows_;
 };
 
+// Packs the rows of x; returns their bytes.
+size_t Call::pack(Product& p) {
+    p.tiles = k_.tiles(p.format, p.rows);
+    const size_t bytes = size_t(p.rows) * k_.packed_bytes(p.format, p.K);
+    p.packed = c_.packed.room<char>(bytes);
+    if (p.tiles > 1 && int64_t(p.rows) * p.K > 4 * WORTH_SHARING)
+        c_.pool.run(p.tiles, [&](int32_t t, int32_t) { k_.pack_rows(p, t, t + 1); });
+    else
+        k_.pack_rows(p, 0, p.tiles);
+    return bytes;
+}
+
 void Call::product(const float* x, const void* w, const float* bias, float* y, int32_t rows, int32_t K, int32_t N, int32_t format) {
     if (!rows) return;
     Product p{};
     p.w = w, p.x = x, p.bias = bias, p.y = y, p.y_stride = N, p.K = K, p.N = N, p.rows = rows;
     p.format = Format(format);
-    p.tiles = k_.tiles(p.format, rows);
-    const size_t bytes = rows * k_.packed_bytes(p.format, K);
-    p.packed = c_.packed.room<char>(bytes);
+    const size_t bytes = pack(p);
     const int32_t panels = (N + PANEL - 1) / PANEL, threads = c_.pool.threads();
     const bool share = threads > 1 && int64_t(rows) * K * N > 16 * WORTH_SHARING;
-    if (share && int64_t(rows) * K > 4 * WORTH_SHARING)
-        c_.pool.run(p.tiles, [&](int32_t t, int32_t) { k_.pack_rows(p, t, t + 1); });
-    else
-        k_.pack_rows(p, 0, p.tiles);
-
     const int32_t groups = std::min<int32_t>(p.tiles, int32_t((bytes + ROWS_TOGETHER - 1) / ROWS_TOGETHER));
     const int32_t parts = share ? std::max(1, 6 * threads / groups) : 1;
     const int32_t chunk = std::max(2, ((panels + parts - 1) / parts + 1) / 2 * 2);
@@ -337,6 +345,56 @@ void Call::noise() {
     });
 }
 
+void Call::pick() {
+    const int32_t V = i(0), count = (V + PICK_PART - 1) / PICK_PART;
+    auto row = [&](int32_t r, int32_t thread) {
+        Part* parts = c_.scratch[size_t(thread)].room<Part>(size_t(count));
+        const float *scores = t(0) + int64_t(r) * V, *noise = t(1) ? t(1) + int64_t(r) * V : nullptr;
+        for (int32_t part = 0, at = 0; part < count; ++part, at += PICK_PART)
+            k_.pick_part(scores + at, noise ? noise + at : nullptr, at, std::min(PICK_PART, V - at), parts + part);
+        k_.pick(parts, count, t<int64_t>(2) + r, t(3) + r);
+    };
+    if (int64_t(rows_) * V > WORTH_SHARING)
+        c_.pool.run(rows_, row);
+    else
+        for (int32_t r = 0; r < rows_; ++r) row(r, 0);
+}
+
+// The output head and the choice in it. A task is one part of the vocabulary, whose scores only the thread that computes them ever sees.
+void Call::choose() {
+    const int32_t K = i(0), N = i(1), count = (N + PICK_PART - 1) / PICK_PART;
+    Part* parts = c_.parts.room<Part>(size_t(CHOOSE_ROWS) * size_t(count));
+    for (int32_t row0 = 0; row0 < rows_; row0 += CHOOSE_ROWS) {
+        Product p{};
+        p.w = t<void>(1), p.x = t(0) + int64_t(row0) * K, p.K = K, p.N = N, p.rows = std::min(CHOOSE_ROWS, rows_ - row0), p.format = Format(i(2));
+        pack(p);
+        auto task = [&](int32_t at, int32_t thread) {
+            float* scores = c_.scratch[size_t(thread)].room<float>(size_t(CHOOSE_ROWS + 1) * PICK_PART);
+            float* noise = scores + CHOOSE_ROWS * PICK_PART;
+            const int32_t first = at * PICK_PART, end = std::min(N, first + PICK_PART), width = end - first;
+            Product mine = p;
+            mine.y = scores, mine.y_stride = PICK_PART, mine.y_column = first;
+            k_.multiply(mine, first / PANEL, (end + PANEL - 1) / PANEL, 0, p.tiles);
+            for (int32_t row = 0; row < p.rows; ++row) {
+                const int32_t place = row0 + row;
+                const float temperature = t(2)[place];
+                const bool sampled = t<int32_t>(3)[place] != 0;
+                float* y = scores + row * PICK_PART;
+                if (f(0) != 1.0f || f(1) > 0.0f) k_.cap(y, width, f(0), f(1));
+                if (temperature != 1.0f) k_.divide(y, width, temperature);
+                if (sampled) k_.dice(uint64_t(t<int64_t>(4)[place]), uint64_t(t<int64_t>(5)[place]), first, end, noise);
+                k_.pick_part(y, sampled ? noise : nullptr, first, width, parts + int64_t(row) * count + at);
+            }
+        };
+        if (int64_t(p.rows) * K * N > 16 * WORTH_SHARING)
+            c_.pool.run(count, task);
+        else
+            for (int32_t at = 0; at < count; ++at) task(at, 0);
+        for (int32_t row = 0; row < p.rows; ++row)
+            k_.pick(parts + int64_t(row) * count, count, t<int64_t>(6) + row0 + row, t(7) + row0 + row);
+    }
+}
+
 int32_t Call::run() {
     switch (op_.code) {
         case FR_EMBED:
@@ -391,10 +449,10 @@ int32_t Call::run() {
                 by_rows(rows_, i(1), [&](int32_t a, int32_t b) { k_.cap(t(2) + int64_t(a) * i(1), int64_t(b - a) * i(1), f(0), f(1)); });
             return FR_OK;
         case FR_PICK:
-            by_rows(rows_, i(0), [&](int32_t a, int32_t b) {
-                for (int64_t r = a; r < b; ++r)
-                    k_.pick(t(0) + r * i(0), t(1) ? t(1) + r * i(0) : nullptr, i(0), t<int64_t>(2) + r, t(3) + r);
-            });
+            pick();
+            return FR_OK;
+        case FR_CHOOSE:
+            choose();
             return FR_OK;
         case FR_NOISE:
             noise();

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from forerun.backends.base import AttentionSpec, Backend, Pool, PoolSpec
+from forerun.backends.base import AttentionSpec, Backend, Draws, Pool, PoolSpec
 from forerun.engine.batch import Batch
 from forerun.kernels import quant, reference
 
@@ -397,6 +397,42 @@ class Contract:
         for row in range(m):
             alone = backend.ops.pick(scores[row : row + 1], None if noise is None else noise[row : row + 1])
             same(alone.logprobs, picks.logprobs[row : row + 1])
+
+    @few
+    @given(
+        seed=seeds,
+        m=st.integers(0, 70),
+        vocab=st.integers(1, 700),
+        format=st.sampled_from(["f32", "bf16", "int8", "int4"]),
+        scale=st.sampled_from([1.0, 0.25]),
+        softcap=st.sampled_from([0.0, 3.0]),
+    )
+    def test_choose_is_logits_and_pick(
+        self, backend: Backend, seed: int, m: int, vocab: int, format: str, scale: float, softcap: float
+    ) -> None:
+        """Bit for bit, for greedy and sampled rows of all temperatures side by side."""
+        columns = 33
+        x, head = 3 * random(seed, m, columns), backend.pack(random(seed + 1, vocab, columns), format)
+        generator = torch.Generator().manual_seed(seed)
+        sampled = torch.randint(0, 2, (m,), generator=generator).int()
+        temperatures = torch.where(sampled == 1, 0.1 + 2 * torch.rand(m, generator=generator), 1.0)
+        draws = Draws(temperatures, sampled, torch.randint(-(1 << 62), 1 << 62, (m,), generator=generator), torch.arange(m) * 7)
+        picks = backend.ops.choose(x, head, draws, scale, softcap)
+        scores = backend.ops.logits(x, head, scale, softcap) / temperatures.unsqueeze(1)
+        noise = torch.zeros(m, vocab)
+        for row in sampled.nonzero().flatten().tolist():
+            noise[row] = backend.ops.noise(int(draws.seeds[row]) & 0xFFFFFFFFFFFFFFFF, 7 * row, vocab)
+        expected = backend.ops.pick(scores, noise)
+        same(picks.tokens, expected.tokens)
+        same(picks.logprobs, expected.logprobs)
+
+    def test_choose_and_what_is_not_a_number(self, backend: Backend) -> None:
+        """It spoils its own row."""
+        x = random(1, 3, 8)
+        x[1] = torch.nan
+        picks = backend.ops.choose(x, backend.pack(random(2, 300, 8), "f32"), Draws.greedy(3))
+        assert [int(token) < 0 for token in picks.tokens] == [False, True, False]
+        assert picks.logprobs.isnan().tolist() == [False, True, False]
 
     def test_pick_without_a_choice(self, backend: Backend) -> None:
         scores = random(0, 3, 40)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from forerun.backends.base import AttentionSpec, Backend, Pool, PoolSpec
+from forerun.backends.base import AttentionSpec, Backend, Draws, Ops, Picks, Pool, PoolSpec, Weight
 from forerun.backends.registry import open_backend
 from forerun.engine.batch import Batch
 from forerun.engine.drafters.draft import Draft, Drafter, Place, Silent
@@ -24,6 +24,24 @@ LONGEST = 160
 ROWS = 16
 PAGES = 120
 NODES = 24
+
+
+@dataclasses.dataclass(eq=False)
+class TinyHead:
+    """A `Head`. `chosen`: how many choices it made; `made`: of how many logits it was asked."""
+
+    ops: Ops
+    weight: Weight
+    chosen: int = 0
+    made: int = 0
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.made += 1
+        return self.ops.logits(hidden, self.weight)
+
+    def choose(self, hidden: torch.Tensor, draws: Draws) -> Picks:
+        self.chosen += 1
+        return self.ops.choose(hidden, self.weight, draws)
 
 
 class TinyModel:
@@ -46,6 +64,7 @@ class TinyModel:
         self.raw_head = draw(VOCAB, 32) * 0.6
         self.blocks = [tuple(backend.pack(matrix, format) for matrix in block) for block in self.raw]
         self.head = backend.pack(self.raw_head, format)
+        self.end = TinyHead(self.ops, self.head)
         self.ones = torch.ones(32)
         angles = torch.outer(torch.arange(LONGEST + 64).float(), 1e4 ** (-torch.arange(8) / 8))
         self.cos, self.sin = angles.cos(), angles.sin()
@@ -62,8 +81,8 @@ class TinyModel:
             x, residual = ops.add_norm(ops.matmul(ops.gate(ops.matmul(x, gate_up), "silu"), down), residual, self.ones, 1e-5)
             tapped[layer] = residual
         tapped[self.layers] = x
-        logits = ops.logits(ops.take(x, batch.logit_rows), self.head)
-        return Output(logits, ops.concat([tapped[tap] for tap in taps]) if taps else None)
+        hidden = ops.take(x, batch.logit_rows)
+        return Output(None, ops.concat([tapped[tap] for tap in taps]) if taps else None, hidden, self.end)
 
     def shared(self) -> Shared:
         return Shared(self.table, 1.0, self.head, norm=self.ones, eps=1e-5)
