@@ -10,6 +10,7 @@ server once, so that nobody has seen an answer before. Every answer must be the 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -181,14 +182,18 @@ def _run(asked: argparse.Namespace) -> int:
     field = Field(
         asked.model_id, drafters, asked.server_flag, settings, chat_form(Path(asked.model_id)), lambda text: print(text, file=sys.stderr)
     )
-    cli.run(field.run(chosen))
+    with contextlib.suppress(KeyboardInterrupt):  # whole loads of a run that was broken off count
+        cli.run(field.run(chosen))
+    if not all(field.outcomes.values()):
+        raise BenchError("broken off before a load was whole")
     spots = {name: condense(outcomes) for name, outcomes in field.outcomes.items()}
     details: dict[str, Any] = {name: [dataclasses.asdict(one) for one in outcomes] for name, outcomes in field.outcomes.items()}
     cli.write(
         asked.out, {"settings": {name: str(value) for name, value in vars(asked).items()}, "machine": cli.machine(), "outcomes": details}
     )
     print("speed over plain decoding (tokens that a step brings)\n")
-    print("\n\n".join([*(table(spots, count) for count in settings.streams), *verdicts(spots), *field.remarks]))
+    counts = sorted({spot.streams for of_one in spots.values() for spot in of_one})
+    print("\n\n".join([*(table(spots, count) for count in counts), *verdicts(spots), *field.remarks]))
     if asked.plot:
         plots.drafters(spots, asked.out.with_suffix(".png"))
     wrong = [text for outcomes in field.outcomes.values() for text in describe(outcomes)]

@@ -158,7 +158,7 @@ def main(argv: Sequence[str]) -> int:
             asked.model_id, asked.speculator, asked.rows, asked.max_total_tokens, asked.speculate, asked.threads, asked.target
         )
     except StartError as wrong:
-        print(f"forerun draft-server: {wrong.error}; {wrong.cure}", file=sys.stderr)
+        print(f"forerun draft-server: {wrong}", file=sys.stderr)
         return 1
     print(f"drafting with {asked.model_id} ({asked.speculator}) on http://{asked.hostname}:{asked.port}", file=sys.stderr, flush=True)
     web.run_app(Server(service).app, host=asked.hostname, port=asked.port, print=None)

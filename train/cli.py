@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from forerun.engine.errors import StartError
 from forerun.hub import ModelNotFound, locate
 from forerun.messages import Start
 from forerun.train import acceptance, heldout, report
@@ -36,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     asked = _asked(argv)
     try:
         _run(asked, locate(asked.model_id), f"forerun train-drafter {shlex.join(argv)}")
-    except (ValueError, ModelNotFound, FileNotFoundError) as wrong:
+    except (ValueError, ModelNotFound, FileNotFoundError, StartError) as wrong:
         print(f"forerun train-drafter: {wrong}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -147,7 +147,7 @@ class Dflash:
         self._source, self._blocks, self._head, self._layers, self._mask = source, blocks, head, taps, mask
         self._vocab = vocabulary.vocab
         self._to_draft = to_draft(vocabulary)
-        self.facts = facts(self.net, "dflash", vocabulary.vocab, vocabulary.covered) | {"block": blocks.size}
+        self.facts = facts(self.net, "dflash", vocabulary.vocab, 1.0) | {"block": blocks.size}
 
     @staticmethod
     def options(parser: argparse.ArgumentParser) -> None:

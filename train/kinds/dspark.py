@@ -72,7 +72,7 @@ class Dspark:
         self._vocab = vocabulary.vocab
         self._kept = torch.from_numpy(vocabulary.kept)
         self._to_draft = to_draft(vocabulary)
-        self.facts = facts(net, "dspark", vocabulary.vocab, vocabulary.covered) | {"block": blocks.size}
+        self.facts = facts(net, "dspark", vocabulary.vocab, 1.0) | {"block": blocks.size}
 
     @staticmethod
     def options(parser: argparse.ArgumentParser) -> None:

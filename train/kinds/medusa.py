@@ -40,7 +40,7 @@ class Medusa:
         self._taps = setting.taps((source.layers,))
         self._to_draft = to_draft(vocabulary)
         self._head = SharedHead(source.head(), torch.from_numpy(vocabulary.kept))
-        self.facts = facts(self.net, "medusa", vocabulary.vocab, vocabulary.covered)
+        self.facts = facts(self.net, "medusa", vocabulary.vocab, 1.0)
 
     @staticmethod
     def options(parser: argparse.ArgumentParser) -> None:

@@ -62,13 +62,13 @@ class Net(nn.Module):
 
 
 class Mtp:
-    def __init__(self, source: Source, net: Net, passes: Passes, covered: float, vocab: int) -> None:
+    def __init__(self, source: Source, net: Net, passes: Passes, vocab: int) -> None:
         self.net = net
         self._source = source
         self._vocab = vocab
         self.loss = passes.loss
         self.hits = passes.hits
-        self.facts = facts(net, "mtp", vocab, covered)
+        self.facts = facts(net, "mtp", vocab, 1.0)
 
     @staticmethod
     def options(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +93,7 @@ class Mtp:
             net.eh_proj.weight.mul_(0.1)
             net.eh_proj.weight[:, source.hidden :] += torch.eye(source.hidden)
         passes = Passes(net, setting.taps((source.layers,)), source.embedding(), to_draft(vocabulary), asked.passes)
-        return Mtp(source, net, passes, vocabulary.covered, vocabulary.vocab)
+        return Mtp(source, net, passes, vocabulary.vocab)
 
     def save(self, folder: Path) -> None:
         """As it would lie in the target's own folder, behind its last layer; embedding and output head are the target's."""

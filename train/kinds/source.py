@@ -140,7 +140,7 @@ def to_draft(vocabulary: Vocabulary) -> Tensor:
 
 
 def facts(net: nn.Module, speculator: str, vocabulary: int, covers: float) -> dict[str, Any]:
-    """For the report."""
+    """For the report. `vocabulary`: tokens that can be guessed; `covers`: the share of what is written that they are."""
     parameters = sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad)
     return {"speculator": speculator, "parameters": parameters, "vocabulary": vocabulary, "vocabulary_covers": round(covers, 4)}
 
