@@ -10,7 +10,7 @@ import secrets
 from aiohttp import http_exceptions, web
 
 from forerun.server import identity
-from forerun.server.errors import malformed
+from forerun.server.errors import ApiError, malformed
 
 SHOWN_CHARS = 200
 """of what the parser says, which repeats what was sent"""
@@ -23,17 +23,20 @@ class Connection(web.RequestHandler):
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """Instead of the library's text. It logs, and raises where a response has begun; both stay as they are."""
-        plain = super().handle_error(request, status, exc, message)
-        if status == 500:
-            return plain
-        if isinstance(exc, http_exceptions.LineTooLong):
-            status, message = 431, "The request line or a header is too long"
-        told = " ".join((message or "the request cannot be read").split())
-        error = malformed(status, f"Malformed HTTP request: {told[:SHOWN_CHARS]}")
-        headers = {identity.HEADER: secrets.token_hex(16), "access-control-allow-origin": "*"}
-        response = web.Response(status=status, body=error.body(), content_type="application/json", headers=headers)
+        super().handle_error(request, status, exc, message)
+        error = _error(status, exc, message or "the request cannot be read")
+        headers = {identity.HEADER: secrets.token_hex(16)}
+        response = web.Response(status=error.status, body=error.body(), content_type="application/json", headers=headers)
         response.force_close()
         return response
+
+
+def _error(status: int, exc: BaseException | None, message: str) -> ApiError:
+    if status >= 500:
+        return ApiError(status, "Internal server error; the server's log tells more", "internal")
+    if isinstance(exc, http_exceptions.LineTooLong):
+        status, message = 431, "The request line or a header is too long"
+    return malformed(status, f"Malformed HTTP request: {' '.join(message.split())[:SHOWN_CHARS]}")
 
 
 class _Server(web.Server):

@@ -163,6 +163,17 @@ async def test_heads_that_are_too_long_are_not_repeated(raw: bytes) -> None:
         assert json.loads(said)["error_type"] == "validation"
 
 
+async def test_a_bug_outside_of_every_handler_is_json_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(http: object) -> None:
+        raise ValueError("private")
+
+    monkeypatch.setattr(edge.identity, "name", broken)
+    async with serve() as front:
+        response, body = await front.get("/health")
+        assert response.status == 500 and response.content_type == "application/json"
+        assert json.loads(body)["error_type"] == "internal" and b"private" not in body
+
+
 async def test_a_request_behind_a_broken_one_is_not_served() -> None:
     """Who sends half of nonsense must not have the rest of it taken for a request of its own."""
     async with serve() as front:
