@@ -30,7 +30,7 @@ from forerun.engine.batch import Batch, Stem, grow
 from forerun.engine.kv import Table
 from forerun.engine.models.decoder import Attention, Linear, Mlp
 
-GATHER = 1 << 15
+GATHER = 1 << 13
 """entries of all rows together that are copied out of the pool at a time"""
 
 
