@@ -118,11 +118,11 @@ class Levels:
         tokens, logprobs = picks.tokens.tolist(), picks.logprobs.tolist()
         raw = logits.cpu().numpy()
         for i, one in enumerate(growing):
-            if not math.isfinite(logprobs[i]):  # the target, or the heads, computed something that is no number: this row's draft ends here
+            level = self._candidates(one, raw[i], tokens[i], logprobs[i], terms) if math.isfinite(logprobs[i]) else []
+            if level:
+                self._append(one, level, None if trust is None else trust[i])
+            else:  # something that is no number, or nothing that the request allows: this row's draft ends here
                 one.depth = len(one.levels)
-                continue
-            level = self._candidates(one, raw[i], tokens[i], logprobs[i], terms)
-            self._append(one, level, None if trust is None else trust[i])
 
     def _candidates(self, one: Lattice, raw: Scores, pick: int, logprob: float, terms: Terms) -> list[tuple[int, float]]:
         """(target's token, probability), the likeliest first."""

@@ -168,5 +168,12 @@ def test_a_row_that_is_no_number_has_no_draft_and_the_others_have(params: dict[s
     assert one.finish(bad).count == 0 and one.finish(good).count > 0
 
 
+def test_a_request_that_allows_nothing_of_a_reduced_vocabulary_has_no_draft() -> None:
+    one = levels(targets=np.array([5, 9]))
+    lattice = Lattice(row(logit_bias=((5, -math.inf), (9, -math.inf))), 4, 2)
+    one.add([lattice], torch.tensor([[1.0, 2.0]]))
+    assert not one.goes_on(lattice) and one.finish(lattice).count == 0
+
+
 def test_nothing_grown_is_no_draft() -> None:
     assert levels().finish(None).count == 0 and levels().finish(Lattice(row(), 4, 4)).count == 0
