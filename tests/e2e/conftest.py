@@ -9,6 +9,9 @@ import pytest
 
 from tests.e2e.server import Server, echo_folder, running, tiny_model
 
+ENDLESS = 2_000_000
+"""positions: minutes of text, even for a worker that computes nothing"""
+
 
 @pytest.fixture(scope="session")
 def echo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -18,6 +21,16 @@ def echo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def echo(echo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with running(echo_model, tmp_path_factory.mktemp("log") / "echo.log", "--echo", "--max-concurrent-requests", "64") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose answers go on for as long as anybody listens, unless they are told to end: what stops, stopped because the client
+    left."""
+    folder = echo_folder(tmp_path_factory.mktemp("endless"), positions=ENDLESS)
+    flags = ("--echo", "--max-batch-total-tokens", str(4 * ENDLESS), "--max-batch-prefill-tokens", "4096")
+    with running(folder, tmp_path_factory.mktemp("log") / "endless.log", *flags) as server:
         yield server
 
 

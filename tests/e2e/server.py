@@ -21,12 +21,12 @@ from tests.server import tiny
 START_SECONDS = 90.0
 
 
-def echo_folder(folder: Path) -> Path:
+def echo_folder(folder: Path, positions: int = 2048) -> Path:
     """What the echo worker and the front need of a model: a tokenizer that speaks broken UTF-8, and the size of its vocabulary."""
     tokenizer = tiny.byte_level()
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text(json.dumps({"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 2048}))
+    (folder / "config.json").write_text(json.dumps({"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": positions}))
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": tokenizer.token_to_id("</s>")}))
