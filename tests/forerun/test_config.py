@@ -174,8 +174,8 @@ def test_booleans_in_the_environment(word: str, value: bool) -> None:
         (["--max-input-tokens", "9", "--max-input-length", "9"], {}, "two names of one option: give only '--max-input-tokens'"),
         ([], {"MAX_INPUT_TOKENS": "9", "MAX_INPUT_LENGTH": "8"}, "keep only MAX_INPUT_TOKENS"),
         (["--cuda-memory-fraction", "0"], {}, "`cuda_memory_fraction` must be > 0"),
-        (["--speculator", "oracle=DIR"], {}, "medusa, mlp, model, ngram, remote or suffix"),
-        (["--speculator", "suffix+oracle=DIR"], {}, "medusa, mlp, model, ngram, remote or suffix"),
+        (["--speculator", "oracle=DIR"], {}, "mlp, model, mtp, ngram, remote or suffix"),
+        (["--speculator", "suffix+oracle=DIR"], {}, "mlp, model, mtp, ngram, remote or suffix"),
         (["--config", "/nowhere.toml"], {}, "cannot read --config /nowhere.toml"),
     ],
 )  # fmt: skip

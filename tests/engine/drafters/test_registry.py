@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from forerun.config import SPECULATORS
 from forerun.engine.drafters.draft import Commit
 from forerun.engine.drafters.registry import AUTO, DRAFTERS, Setting, open_drafter
 from forerun.engine.errors import StartError
@@ -42,6 +43,11 @@ def siblings(spec: str, tree: bool) -> bool:
 def test_siblings_where_wanted_and_possible() -> None:
     assert siblings("suffix", tree=True)
     assert not siblings("suffix=chain", tree=True) and not siblings("suffix", tree=False)
+
+
+def test_the_command_line_knows_them_all() -> None:
+    """It says so before a worker is started, so it has a list of its own."""
+    assert list(SPECULATORS) == sorted(DRAFTERS)
 
 
 def test_a_drafter_is_imported_when_it_is_chosen() -> None:
