@@ -33,6 +33,7 @@ async def test_the_key_guards_whatever_generates(path: str) -> None:
 
 @pytest.mark.parametrize("path", OPEN)
 async def test_probes_and_pages_need_no_key(path: str) -> None:
+    """A40: a key must not lock out who asks whether the server is well."""
     async with serve("--api-key", "Secret") as front:
         response, _ = await front.get(path)
         assert response.status == 200

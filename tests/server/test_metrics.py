@@ -80,6 +80,7 @@ async def scrape(front: Front) -> dict[str, float]:
 
 
 async def test_every_series_is_there_from_the_first_scrape() -> None:
+    """A37: never a page without series. A38: the first token has one of its own."""
     async with serve() as front:
         response, body = await front.get("/metrics")
         assert response.headers["content-type"] == "text/plain; charset=utf-8"
