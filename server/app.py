@@ -123,7 +123,16 @@ def _openai(openai: OpenAI) -> list[Operation]:
             "/chat_tokenize", "chat_tokenize", openai.chat_tokenize, "The prompt of a conversation", chat, answer=openai_schema.ChatTokens
         ),
         Operation("GET", "/v1/models", "openai_get_model_info", openai.models, "The model", answer=openai_schema.Models),
-        Operation("GET", "/v1/models/{id:.+}", "openai_get_model", openai.model, "The model", answer=openai_schema.ModelInfo),
+        Operation(
+            "GET",
+            "/v1/models/{id:.+}",
+            "openai_get_model",
+            openai.model,
+            "The model",
+            answer=openai_schema.ModelInfo,
+            errors={404: "There is no such model"},
+            error=openai_schema.OpenAIErrorResponse,
+        ),
     ]
 
 
@@ -148,7 +157,7 @@ def _questions(health: Health, pages: Pages, live: LiveRoute) -> list[Operation]
     return [
         Operation("GET", "/info", "get_model_info", pages.info, "Model and limits", answer=schema.Info, errors=loading),
         Operation("GET", "/metrics", "metrics", pages.metrics, "Prometheus metrics", text="text/plain"),
-        Operation("GET", "/debug/live", "live_page", live.live, "What /dashboard shows", answer=Live),
+        Operation("GET", "/debug/live", "live_page", live.live, "What /dashboard shows", answer=Live, errors={400: "`since` is no number"}),
         Operation("GET", "/debug/speculation", "speculation", pages.speculation, "What the controller thinks", answer=list[View]),
         probe("/", "root_health", health.health, "Can requests be sent?"),
         probe("/health", "health", health.health, "Can requests be sent?"),
