@@ -28,15 +28,24 @@ def survivals(parents: Sequence[int], confidences: Sequence[float]) -> list[floa
 def choose(worth: Sequence[Sequence[float]], toll: Sequence[float], discount: float = 1.0) -> list[list[int]]:
     """`worth[r][i]`: survival of node i of draft r, less what this node costs beyond the others; a child is worth no more than its parent.
     `toll[n]`: what n + 1 nodes have to bring. Returns the nodes of each draft that are kept, ascending, parents included."""
+    if len(worth) == 1:  # a stream that is alone: the same order, without a tuple for each node
+        alone = worth[0]
+        nodes = sorted(range(len(alone)), key=alone.__getitem__, reverse=True)
+        values = [alone[i] for i in nodes[: len(toll)]]
+        return [sorted(nodes[: _most(values, toll, discount)])]
     order = sorted([(-value, r, i) for r, values in enumerate(worth) for i, value in enumerate(values)])
     kept: list[list[int]] = [[] for _ in worth]
     values = [-negative for negative, _, _ in order[: len(toll)]]
-    count = _count(values, toll, 1.0) or (_count(values, toll, discount) if discount < 1.0 else 0)
-    for _, r, i in order[:count]:
+    for _, r, i in order[: _most(values, toll, discount)]:
         kept[r].append(i)
     for nodes in kept:
         nodes.sort()
     return kept
+
+
+def _most(values: Sequence[float], toll: Sequence[float], discount: float) -> int:
+    """How many are kept, at the tolls and otherwise at what a plain step would cost."""
+    return _count(values, toll, 1.0) or (_count(values, toll, discount) if discount < 1.0 else 0)
 
 
 def _count(values: Sequence[float], toll: Sequence[float], discount: float) -> int:

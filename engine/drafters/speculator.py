@@ -95,13 +95,17 @@ class Speculator:
         """Leave of all drafts what is worth its toll."""
         survival: list[list[float]] = []
         worth: list[list[float]] = []
+        trust, weights, price = self._trust, plan.weights, plan.entry_price
         for share in shares:
             row = share.row
-            self._trust.settle(row.number, row.tokens)
-            survival.append(self._trust.offer(row.number, share.draft, len(row.tokens)))
-            own = plan.entry_price * len(row.tokens)
-            weight = plan.weights.get(row.number, 1.0)
-            worth.append([weight * value - own for value in survival[-1]])
+            number, known = row.number, len(row.tokens)
+            trust.settle(number, row.tokens)
+            values = trust.offer(number, share.draft, known)
+            survival.append(values)
+            if values:
+                own, weight = price * known, weights.get(number, 1.0) if weights else 1.0
+                values = [weight * value - own for value in values]
+            worth.append(values)
         if not any(worth):
             return
         for share, values, nodes in zip(shares, survival, choose(worth, plan.toll[: self._step_nodes], plan.discount)):

@@ -96,3 +96,9 @@ def test_a_few_likely_tokens_are_not_left_to_plain_steps() -> None:
     assert choose([[0.9, 0.8, 0.01]], [2.0, 2.1, 2.2]) == [[]]
     assert choose([[0.9, 0.8, 0.01]], [2.0, 2.1, 2.2], discount=0.5) == [[0, 1]]
     assert choose([[0.9, 0.8, 0.1]], [0.1, 0.2, 0.9], discount=0.5) == [[0, 1]], "no discount where guesses pay in full"
+
+
+@given(drafts(), tolls, st.floats(0.3, 1.0))
+def test_a_stream_that_is_alone_is_served_as_one_in_company(draft: Draft, toll: list[float], discount: float) -> None:
+    values = survivals(draft.parent, draft.confidence)
+    assert choose([values], toll, discount) == choose([values, []], toll, discount)[:1]
