@@ -8,6 +8,7 @@ and no architecture.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import statistics
 import time
@@ -24,6 +25,7 @@ from forerun.engine.drafters.registry import AUTO, Host, Setting, open_drafter
 from forerun.engine.drafters.speculator import Speculator
 from forerun.engine.engine import PROMPT_ROWS, Engine
 from forerun.engine.errors import StartError
+from forerun.engine.grammar import Grammars, tables
 from forerun.engine.models.load import find, load_model
 from forerun.engine.models.model import Model
 from forerun.engine.profile import Profiler, Script, scratch_pages
@@ -31,7 +33,7 @@ from forerun.engine.rejection import Rejection
 from forerun.engine.rows import RowTable
 from forerun.engine.sampler import Sampler
 from forerun.engine.verify import follow
-from forerun.messages import Admit, Feed, Ready, SamplingParams, Start, StepPlan
+from forerun.messages import NO_GRAMMARS, Admit, Feed, Ready, SamplingParams, Start, StepPlan
 
 log = logging.getLogger(__name__)
 
@@ -73,13 +75,14 @@ def build_engine(start: Start, progress: ReportProgress) -> Engine:
         backend = open_backend(start.device, start.threads, start.memory_fraction)
     except ValueError as wrong:
         raise StartError(str(wrong), "see `forerun doctor` for what this machine offers") from wrong
+    grammars = Grammars(functools.partial(tables, start.tokenizer))
     model = load_model(start, backend, progress)
     host = Host(start, backend, model, progress)
     setting = Setting(start.speculate, backend.caps.tree_attention and start.acceptance == "dice", host)
     spec, drafter = (
         open_auto(find(start), setting) if start.speculator == "auto" else (start.speculator, open_drafter(start.speculator, setting))
     )
-    return assemble(msgspec.structs.replace(start, speculator=spec), backend, model, drafter, progress)
+    return assemble(msgspec.structs.replace(start, speculator=spec), backend, model, drafter, progress, grammars)
 
 
 def open_auto(folder: Path, setting: Setting) -> tuple[str, Drafter]:
@@ -95,10 +98,13 @@ def open_auto(folder: Path, setting: Setting) -> tuple[str, Drafter]:
     return AUTO, open_drafter(AUTO, setting)
 
 
-def assemble(start: Start, backend: Backend, model: Model, drafter: Drafter, progress: ReportProgress) -> Engine:
-    """An engine around a loaded model."""
+def assemble(
+    start: Start, backend: Backend, model: Model, drafter: Drafter, progress: ReportProgress, grammars: Grammars | None = None
+) -> Engine:
+    """An engine around a loaded model. `grammars`: their tables may still be on the way."""
     sizes = plan_memory(start, backend, model, drafter.needs)
-    rows = RowTable(sizes.rows, sizes.longest, sizes.nodes, model.vocab, backend.caps.page_tokens)
+    rows = RowTable(sizes.rows, sizes.longest, sizes.nodes, model.vocab, backend.caps.page_tokens, grammars)
+    lacks = grammars.why_not() if grammars else ""
     ready = Ready(
         rows=sizes.rows,
         pages=sizes.pages,
@@ -111,7 +117,7 @@ def assemble(start: Start, backend: Backend, model: Model, drafter: Drafter, pro
         max_tokens=sizes.longest,
         max_step_tokens=sizes.step_tokens,
         memory=sizes.memory,
-        facts=model.facts | backend.facts(),
+        facts=model.facts | backend.facts() | ({NO_GRAMMARS: lacks} if lacks else {}),
         max_step_nodes=sizes.step_nodes,
     )
     rejects = start.acceptance == "rejection"

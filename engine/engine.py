@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from forerun.backends.base import Backend, Pool
-from forerun.engine import kv
+from forerun.engine import grammar, kv
 from forerun.engine.batch import Batch, build
 from forerun.engine.drafters.choose import by_source, census
 from forerun.engine.drafters.draft import Commit
@@ -69,12 +69,15 @@ class Engine:
         shares, emits, gone = self._rows.apply(plan)
         if gone:
             self._speculator.forget(gone)
+        shares, late = grammar.gate(shares)
+        emits += late
         self._long_prompts(shares)
         self._speculator.draft(shares, self._rows.table, plan)
         drafted = time.perf_counter()
         if shares:
             output = self._forward(shares)
             self._report(shares, output, emits)
+        self._leave(emits)
         nodes = sum(share.draft.count for share in shares)
         rows = sum(share.known for share in shares) + nodes
         verified = time.perf_counter()
@@ -156,7 +159,6 @@ class Engine:
             told.append(used)
         self._move(kept)
         self._tell(shares, output, told)
-        self._leave(shares, emits)
 
     def _asks(self, shares: Sequence[Share], output: Output) -> tuple[list[Ask], list[int]]:
         """The nodes where a token is picked, and for each share the place of its root among them. Scores prompts on the way."""
@@ -241,7 +243,7 @@ class Engine:
         commit = Commit([row.number for row in rows], start, tokens, newest, features, prompt, scope, params, answers)
         self._speculator.absorb(commit, rows)
 
-    def _leave(self, shares: Sequence[Share], emits: Sequence[Emit]) -> None:
+    def _leave(self, emits: Sequence[Emit]) -> None:
         ended = [emit.row for emit in emits if emit.finish or emit.error]
         if ended:
             gone = [row for number in ended if (row := self._rows.end(number)) is not None]

@@ -51,6 +51,11 @@ def discourage(scores: Scores, ids: Ids, counts: NDArray[np.float32], params: Sa
     scores[ids] -= np.float32(params.presence_penalty) + counts * np.float32(params.count_penalty)
 
 
+def forbid(scores: Scores, allowed: NDArray[np.uint8]) -> None:
+    """In place: −∞ for every id whose bit (the lowest first) is not set, or that has none."""
+    np.putmask(scores, np.unpackbits(allowed, count=len(scores), bitorder="little") == 0, -np.inf)
+
+
 def reach_of(scores: Scores, reach: float) -> Ids:
     """Ascending ids whose score is at most `reach` below the highest; never one at −∞."""
     return np.flatnonzero(scores >= max(float(scores.max()) - reach, LOWEST))

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.engine.drafters.draft import Draft
+from forerun.engine.grammar import Grammars, Matching
 from forerun.engine.kv import Table
 from forerun.messages import Admit, Emit, Feed, SamplingParams, StepPlan
 
@@ -95,19 +96,29 @@ class Row:
     """rows of equal scope may profit from each other's answers when they guess"""
     said: Counts | None = None
     """counts of the generated tokens alone, where a penalty reads them"""
+    matching: Matching | None = None
+    """reads what is generated, where it must follow a grammar"""
 
     @classmethod
-    def open(cls, number: int, params: SamplingParams, tokens: list[int], computed: int = 0, scope: str = "") -> Row:
+    def open(
+        cls,
+        number: int,
+        params: SamplingParams,
+        tokens: list[int],
+        computed: int = 0,
+        scope: str = "",
+        matching: Matching | None = None,
+    ) -> Row:
         """The list of tokens becomes the row's own."""
         penalised = params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0
         discouraged = params.presence_penalty != 0.0 or params.count_penalty != 0.0
-        raw = not (penalised or discouraged or params.logit_bias or params.watermark or params.top_n)
+        raw = not (penalised or discouraged or params.logit_bias or params.watermark or params.top_n or matching)
         narrow = params.top_k or params.top_p < 1.0 or params.typical_p < 1.0
         plain = raw and not params.sample
         drawn = bool(raw and params.sample and not narrow and not (params.raw_logprobs and params.logprobs))
         counts = Counts(tokens) if penalised else None
         said = Counts(tokens[params.prompt_tokens :]) if discouraged else None
-        return cls(number, params, tokens, computed, counts, plain, drawn, scope=scope, said=said)
+        return cls(number, params, tokens, computed, counts, plain, drawn, scope=scope, said=said, matching=matching)
 
     @property
     def generated(self) -> int:
@@ -123,6 +134,8 @@ class Row:
         if self.said is not None:
             for token in tokens[max(0, self.params.prompt_tokens - first) :]:
                 self.said.push(token)
+        if self.matching is not None and tokens:
+            self.matching.commit(tokens)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -155,12 +168,13 @@ class Share:
 
 class RowTable:
     """All rows, and the page table beside them. `longest`: most tokens of a sequence; `nodes`: most guesses that are written behind
-    them; `vocab`: token ids are below it."""
+    them; `vocab`: token ids are below it. `grammars`: None = no row may have one."""
 
-    def __init__(self, rows: int, longest: int, nodes: int, vocab: int, page_tokens: int) -> None:
+    def __init__(self, rows: int, longest: int, nodes: int, vocab: int, page_tokens: int, grammars: Grammars | None = None) -> None:
         self.table = Table(rows, longest + nodes, page_tokens)
         self.longest = longest
         self._vocab = vocab
+        self._grammars = grammars
         self._rows: list[Row | None] = [None] * rows
 
     def __repr__(self) -> str:
@@ -218,9 +232,15 @@ class RowTable:
             raise ValueError(f"a biased token id lies outside the vocabulary of {self._vocab}")
         if admit.adapter is not None:
             raise ValueError(f"adapter {admit.adapter!r} is not loaded")
+        matching = self._matching(params, admit.tokens[params.prompt_tokens :]) if params.grammar else None
         self.table.clear(admit.row)
         self.table.grant(admit.row, admit.pages)
-        self._rows[admit.row] = Row.open(admit.row, params, list(admit.tokens), admit.computed, admit.adapter or "")
+        self._rows[admit.row] = Row.open(admit.row, params, list(admit.tokens), admit.computed, admit.adapter or "", matching)
+
+    def _matching(self, params: SamplingParams, generated: Sequence[int]) -> Matching:
+        if self._grammars is None:
+            raise ValueError("it has no grammars")
+        return self._grammars.open(params, generated)
 
     def _feed(self, row: Row, feed: Feed) -> Share:
         if feed.pages:

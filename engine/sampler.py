@@ -155,6 +155,8 @@ class Sampler:
         if row.said is not None:
             with row.said.ahead(ask.path):
                 processing.discourage(scores, row.said.ids, row.said.counts, params)
+        if row.matching is not None and (allowed := row.matching.at(ask.path)) is not None:
+            processing.forbid(scores, allowed)
         if params.sample and params.temperature != 1.0:
             scores /= np.float32(params.temperature)
         return scores

@@ -30,8 +30,9 @@ from forerun.hub import ModelNotFound, locate, must_fetch
 from forerun.messages import Progress, Ready, Start
 from forerun.router.service import Router
 from forerun.server.app import Services, build_app, make_runner
+from forerun.server.grammar import GrammarReader
 from forerun.server.telemetry import NoTracing, Tracing
-from forerun.server.text import Tokenizer, TokenizerError
+from forerun.server.text import Tokenizer, TokenizerError, tokenizer_file
 
 BACKLOG = 1024
 MOST_ROWS = 256
@@ -111,7 +112,7 @@ class Server:
         """Returns after a signal. Raises Failed."""
         self._hear_signals()
         _allow_many_connections()
-        services = Services(tracing=_tracing(self._config))
+        services = Services(grammars=GrammarReader(self._config.worker_environment()), tracing=_tracing(self._config))
         router = Router(self._config, start_message(self._config), services.metrics.batch, self._config.worker_environment())
         runner = make_runner(build_app(self._config, router, services))
         await runner.setup()
@@ -172,9 +173,12 @@ class Server:
         """Returns when the first request can be answered. Raises Failed."""
         if not self._config.model.hf_hub_offline:
             await self._fetch(router)
-        router.open()
         try:
-            services.tokenizer = await _in_a_thread(lambda: _tokenizer(self._config))
+            file = _tokenizer_file(self._config)
+            if file is not None and not file.is_file():  # the worker finds it when it has been made
+                services.tokenizer = await _in_a_thread(lambda: _tokenizer(self._config))
+            router.open(str(file or ""))
+            services.tokenizer = services.tokenizer or await _in_a_thread(lambda: _tokenizer(self._config))
         except ModelNotFound as error:
             offline = "HF_HUB_OFFLINE is set, so nothing was downloaded" if self._config.model.hf_hub_offline else ""
             raise Failed(str(error), offline) from error
@@ -276,6 +280,11 @@ def _tokenizer(config: Config) -> Tokenizer:
     model = config.model
     folder = locate(model.model_id, model.revision, model.huggingface_hub_cache) if model.model_id else Path()
     return Tokenizer.load(folder, config)
+
+
+def _tokenizer_file(config: Config) -> Path | None:
+    model = config.model
+    return tokenizer_file(locate(model.model_id, model.revision, model.huggingface_hub_cache), config) if model.model_id else None
 
 
 async def _in_a_thread(work: Callable[[], T]) -> T:

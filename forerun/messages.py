@@ -16,6 +16,8 @@ import msgspec
 
 Finish = Literal["", "length", "eos_token"]
 """Why the worker ended a sequence; empty while it runs. Text rules (stop strings) end a sequence in the front."""
+NO_GRAMMARS = "no grammars"
+"""the fact of a worker that cannot have any: why"""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -59,6 +61,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """(id, what is added to its logit), ids below the vocabulary"""
     raw_logprobs: bool = False
     """report the model's own log-probabilities instead of those after processing"""
+    grammar: str = ""
+    """what the generated text must follow, in the form that `engine/grammar.py` compiles; empty = anything"""
 
 
 class Admit(msgspec.Struct, frozen=True, array_like=True):
@@ -112,7 +116,8 @@ class Emit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     for each token, or empty when not asked. `top`: for each token its (id, logprob) list, most likely first, or empty. `finish` ends the
     sequence with the last token of `tokens`. `error` ends it with a failure that concerns this row alone. `prompt_logprobs`: those of the
     prompt tokens whose predecessors were fed in this step, in order. `expected`: how many guesses the worker believed to be accepted,
-    where it chose them by tolls."""
+    where it chose them by tolls. An Emit without tokens, finish and error, for a row that was to pick: its grammar is not ready, and
+    nothing was picked; all its tokens but the newest are computed."""
 
     row: int
     tokens: list[int] = []
@@ -174,6 +179,8 @@ class Start(Message, frozen=True, array_like=True, tag="start"):
     rope_factor: float | None = None
     watermark_gamma: float = 0.5
     watermark_delta: float = 2.0
+    tokenizer: str = ""
+    """the model's tokenizer.json, for grammars; empty = there can be none"""
     speculator: str = "none"
     speculate: int = 0
     acceptance: Literal["dice", "rejection"] = "dice"

@@ -13,6 +13,7 @@ import asyncio
 import enum
 import time
 
+import msgspec
 import structlog
 
 from forerun.config import Config
@@ -76,8 +77,9 @@ class Router:
     def __repr__(self) -> str:
         return f"{self.phase.value}, {self._gate.inside} requests; {self._replicas}"
 
-    def open(self) -> None:
-        """Start the workers. Called once, on the event loop."""
+    def open(self, tokenizer: str = "") -> None:
+        """Start the workers. Called once, on the event loop. `tokenizer`: the model's tokenizer.json, which grammars take."""
+        self._start = msgspec.structs.replace(self._start, tokenizer=tokenizer)
         self._replicas.append(Replica(self._start, self._spawn, self, self._observer))
 
     @property

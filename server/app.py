@@ -47,6 +47,7 @@ def build_app(config: Config, router: Router, services: Services) -> web.Applica
     edge = Edge(config.serving.cors_allow_origin, config.serving.api_key)
     app = web.Application(middlewares=[edge.admit], client_max_size=config.limits.payload_limit)
     app.on_response_prepare.append(edge.sign)
+    app.on_cleanup.append(lambda _: services.grammars.close())
     pages = Pages(config, router, services.metrics)
     desk = Desk(config, router, services)
     native = Native(config, desk)

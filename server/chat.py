@@ -17,7 +17,7 @@ import msgspec
 
 from forerun.server.errors import ApiError, malformed
 from forerun.server.openai_schema import ChatRequest, Message, Part, Tool, ToolCall
-from forerun.server.reading import JSON, THINK, Dialect, Reader, dialect_of, thinks
+from forerun.server.reading import ARGS, JSON, THINK, Dialect, Reader, dialect_of, thinks
 from forerun.server.template import ChatTemplates, TemplateError
 
 _SHAPE = "Failed to deserialize the JSON body into the target type: "
@@ -30,12 +30,15 @@ DEFAULT_TOOL_PROMPT = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prompt:
-    """`dialect`: how calls are written, None = there are no tools. `inside`: the prompt has opened the thoughts."""
+    """`dialect`: how calls are written, None = there are no tools. `inside`: the prompt has opened the thoughts. `forced`: tools of which
+    one must be called; `named`: whether the template writes their names before their arguments."""
 
     text: str
     dialect: Dialect | None
     thinking: bool
     inside: bool
+    forced: Sequence[Tool] = ()
+    named: bool = False
 
     def reader(self) -> Reader:
         return Reader(self.dialect, self.thinking, self.inside)
@@ -104,18 +107,19 @@ def shortened(body: ChatRequest, templates: ChatTemplates, fits: Callable[[str],
 def offered(body: ChatRequest) -> list[Tool]:
     """The tools that the model may call."""
     tools, choice = body.tools or [], body.tool_choice
-    if body.response_format is not None and body.response_format.type != "text":
-        if body.tools is not None:
-            raise tool_error("Grammar and tools are mutually exclusive")
-        raise ApiError(422, "Input validation error: grammar is not supported", "validation", label="validation")
+    if body.tools is not None and body.response_format is not None and body.response_format.type != "text":
+        raise tool_error("Grammar and tools are mutually exclusive")
     if choice == "none" or not tools:
         return []
     if choice is None or choice == "auto":
         return tools
+    if choice == "required":
+        return tools
     name = choice if isinstance(choice, str) else choice.function.name
-    if name != "required" and all(tool.function.name != name for tool in tools):
+    named = [tool for tool in tools if tool.function.name == name]
+    if not named:
         raise tool_error(f"Tool with name {name} not found")
-    raise tool_error("forcing a call takes grammars, which this version does not have; use tool_choice auto or none")
+    return named
 
 
 def _rendered(body: ChatRequest, messages: Sequence[Message], tools: list[Tool], templates: ChatTemplates) -> Prompt:
@@ -134,7 +138,8 @@ def _rendered(body: ChatRequest, messages: Sequence[Message], tools: list[Tool],
         more=body.chat_template_kwargs,
     )
     dialect = (dialect_of(source) if knows else JSON) if tools else None
-    return Prompt(text, dialect, thinks(source), text.rstrip().endswith(THINK))
+    forced = tools if body.tool_choice not in (None, "auto") else ()
+    return Prompt(text, dialect, thinks(source), text.rstrip().endswith(THINK), forced, ARGS in source)
 
 
 def _continues(body: ChatRequest) -> bool:

@@ -11,11 +11,12 @@ import time
 import structlog
 
 from forerun.config import Config
-from forerun.messages import SamplingParams
+from forerun.messages import NO_GRAMMARS, SamplingParams
 from forerun.router.request import Request, Sequence, TokenStream
 from forerun.router.service import Limits, Permit, Refused, Router
 from forerun.server import errors
 from forerun.server.errors import ApiError
+from forerun.server.grammar import Constraint
 from forerun.server.metrics import RequestMetrics
 from forerun.server.pace import Pace
 from forerun.server.schema import GenerateParameters, GenerateRequest
@@ -82,16 +83,32 @@ class Desk:
         except Refused as refusal:
             raise errors.refused(refusal) from refusal
 
-    async def validate(self, body: GenerateRequest, *, id: str, arrived: float, stream: bool, tokens: list[int] | None = None) -> Request:
+    async def validate(
+        self,
+        body: GenerateRequest,
+        *,
+        id: str,
+        arrived: float,
+        stream: bool,
+        tokens: list[int] | None = None,
+        constraint: Constraint | None = None,
+    ) -> Request:
         """With a permit in hand: a request that can be served to its end. `tokens`: the prompt's, where they are known already.
-        Raises ApiError (422)."""
+        `constraint`: what its text must follow, beside the body. Raises ApiError (422)."""
         limits, ready = self._router.limits, self._router.ready
         assert limits is not None and ready is not None, "a permit means that the worker is ready"
         self.metrics.size(limits)
-        validator = Validator(self._config.limits, limits, self.tokenizer(), ready.vocab)
-        request = await validator.request(body, id=id, arrived=arrived, stream=stream, tokens=tokens)
+        read = None if self._config.limits.disable_grammar_support else self._read
+        validator = Validator(self._config.limits, limits, self.tokenizer(), ready.vocab, read)
+        request = await validator.request(body, id=id, arrived=arrived, stream=stream, tokens=tokens, constraint=constraint)
         self.metrics.admitted(len(request.tokens), request.params.max_new_tokens)
         return request
+
+    async def _read(self, constraint: Constraint) -> str:
+        ready = self._router.ready
+        if ready is not None and (why := ready.facts.get(NO_GRAMMARS)):
+            raise errors.invalid(f"grammar is not supported: {why}")
+        return await self._services.grammars.read(constraint)
 
     def transcript(self, request: Request, stop: list[str], params: SamplingParams, marks: frozenset[str] | None = None) -> Transcript:
         """`marks`: see `Transcript`; given, stop strings are left out of the text."""

@@ -19,13 +19,14 @@ from aiohttp import web
 from forerun.config import Config
 from forerun.messages import SamplingParams
 from forerun.router import request as queued
-from forerun.server import chat, errors
+from forerun.server import chat, errors, tools
 from forerun.server import openai_schema as shape
 from forerun.server.answer import Collector
 from forerun.server.body import read
 from forerun.server.desk import Desk
 from forerun.server.errors import ApiError, invalid, malformed
 from forerun.server.events import Channel, EventStream, Outbox, Voice
+from forerun.server.grammar import Constraint
 from forerun.server.identity import REQUEST_ID
 from forerun.server.info import TGI_VERSION
 from forerun.server.openai_params import Asked, asked, unsupported
@@ -93,7 +94,8 @@ class OpenAI:
             prompt = await self._prompt(body)
             with self._desk.enter(wanted.answers):
                 ids = await self._desk.tokenizer().encode(prompt.text, False)
-                request = await self._request(http, wanted, prompt.text, ids, arrived, bool(body.stream))
+                must = tools.constraint_of(body, prompt, self._desk.tokenizer().special_id)
+                request = await self._request(http, wanted, prompt.text, ids, arrived, bool(body.stream), must)
                 jobs = self._jobs(request, wanted, 0)
                 head = self._head(http, "chatcmpl", body.model, len(ids))
                 vocabulary = self._desk.tokenizer()
@@ -171,7 +173,7 @@ class OpenAI:
         vocabulary = self._desk.tokenizer()
         text = prompt if isinstance(prompt, str) else ""
         ids = await vocabulary.encode(prompt) if isinstance(prompt, str) else prompt
-        request = await self._request(http, wanted, text or "ids", ids, arrived, bool(body.stream))
+        request = await self._request(http, wanted, text or "ids", ids, arrived, bool(body.stream), tools.of_body(body))
         echo = NO_ECHO
         if body.echo:
             echo = Echo(text or vocabulary.decode(ids), ids if wanted.logprobs else (), body.max_tokens == 0)
@@ -187,9 +189,11 @@ class OpenAI:
         room = min(limits.max_input_tokens, limits.max_total_tokens - min(body.max_completion_tokens or body.max_tokens or 1, 1024))
         return await tokenizer.aside(size, lambda: chat.shortened(body, templates, lambda text: tokenizer.count(text) <= room))
 
-    async def _request(self, http: web.Request, wanted: Asked, text: str, ids: list[int], arrived: float, stream: bool) -> queued.Request:
+    async def _request(
+        self, http: web.Request, wanted: Asked, text: str, ids: list[int], arrived: float, stream: bool, must: Constraint | None
+    ) -> queued.Request:
         body = GenerateRequest(text, wanted.native)
-        request = await self._desk.validate(body, id=http[REQUEST_ID], arrived=arrived, stream=stream, tokens=ids)
+        request = await self._desk.validate(body, id=http[REQUEST_ID], arrived=arrived, stream=stream, tokens=ids, constraint=must)
         return dataclasses.replace(request, params=wanted.complete(request.params))
 
     def _jobs(self, request: queued.Request, wanted: Asked, first: int, echo: Echo = NO_ECHO) -> list[_Job]:

@@ -58,6 +58,7 @@ class Function(Struct):
     description: str | None = None
     parameters: Any = None
     arguments: Any = None
+    strict: bool | None = None
 
 
 class Tool(Struct):
@@ -80,11 +81,21 @@ class StreamOptions(Struct):
 
 
 class ResponseFormat(Struct):
-    """OpenAI's form (`json_schema`), or TGI's (`value`)."""
+    """OpenAI's form (`json_schema`), TGI's (`value`), or that of others (`schema`)."""
 
     type: str
     json_schema: Any = None
     value: Any = None
+    schema: Any = None
+
+
+class StructuredOutputs(Struct):
+    """vLLM's newer form of `guided_*`; one of them."""
+
+    json: Any = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
 
 
 class _Sampling(Struct):
@@ -109,6 +120,13 @@ class _Sampling(Struct):
     speculate: Annotated[U32 | None, Meta(description="Most guessed tokens a step for this request; 0 switches speculation off")] = None
     priority: I32 | None = None
     deadline_ms: U32 | None = None
+    response_format: ResponseFormat | None = None
+    guided_json: Annotated[Any, Meta(description="vLLM's: a JSON schema that the text follows")] = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: Annotated[str | None, Meta(description="vLLM's: a grammar in Lark's or GBNF's notation")] = None
+    structured_outputs: StructuredOutputs | None = None
+    grammar: Annotated[Any, Meta(description="As on /generate, or a grammar in GBNF's notation")] = None
 
 
 class ChatRequest(_Sampling, kw_only=True):
@@ -122,7 +140,6 @@ class ChatRequest(_Sampling, kw_only=True):
     tool_choice: str | ToolChoice | None = None
     tool_prompt: Annotated[str | None, Meta(description="What tells the model of the tools where its template does not")] = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
     documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, Meta(description="Further names the template may look at, as enable_thinking")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 Kind = Literal["text", "thought", "call"]
 THINK, THOUGHT = "<think>", "</think>"
@@ -246,13 +246,22 @@ def _pythonic(text: str) -> list[Call]:
         if not isinstance(one, ast.Call) or one.args or not isinstance(one.func, ast.Name | ast.Attribute):
             return []
         try:
-            arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in one.keywords}
+            arguments = {keyword.arg: ast.literal_eval(_JsonNames().visit(keyword.value)) for keyword in one.keywords}
             found.append(Call(ast.unparse(one.func), _json(arguments)))
         except (ValueError, TypeError, RecursionError):
             return []
         if None in arguments:
             return []
     return found
+
+
+class _JsonNames(ast.NodeTransformer):
+    """Models of this dialect mix the two languages."""
+
+    NAMES: ClassVar[dict[str, bool | None]] = {"true": True, "false": False, "null": None}
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(self.NAMES[node.id]) if node.id in self.NAMES else node
 
 
 def _json(value: Any) -> str:

@@ -113,6 +113,11 @@ class Tokenizer:
         """For the tokens that follow `context_ids` (a prompt: whole characters)."""
         return self._vocabulary.detokenizer(context_ids)
 
+    def special_id(self, text: str) -> int | None:
+        """The id of a special token; None for any other text."""
+        token: int | None = self._rust.token_to_id(text)
+        return token if token in self._special else None
+
     def _token_text(self, token_id: int) -> str:
         """The text of a token on its own, special or not (TGI's text of prompt tokens, of `top_tokens` and of special tokens)."""
         return self._rust.decode([token_id], skip_special_tokens=False)
@@ -207,23 +212,43 @@ def _files(folder: Path, config: Config) -> Iterator[Path]:
     if (folder / "tokenizer.json").is_file():
         yield folder
         return
-    sources = [folder] if folder.is_file() else sorted(path for path in folder.glob("*") if path.is_file() and _is_source(path.name))
-    if not sources:
+    if not _sources(folder):
         raise TokenizerError(
             f"{folder} has no tokenizer (tokenizer.json, or files to make one from). Add it, or give --tokenizer-name FOLDER"
         )
-    stamp = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sources]
-    hub = config.model.huggingface_hub_cache
-    kept = Path(hub).parent / "forerun-tokenizers" / hashlib.sha256(json.dumps(stamp).encode()).hexdigest()[:32] if hub else None
-    if kept and (kept / "tokenizer.json").is_file():
-        yield kept
+    kept = _kept(folder, config)
+    if kept and kept.is_file():
+        yield kept.parent
         return
     with tempfile.TemporaryDirectory(prefix="forerun-tokenizer-") as work:
         made = Path(work, "made")
         _convert(folder, made, config)
         if kept:
-            _keep(made, kept)
+            _keep(made, kept.parent)
         yield made
+
+
+def tokenizer_file(folder: Path, config: Config) -> Path | None:
+    """The tokenizer.json that `Tokenizer.load` reads, or makes and keeps; None when it keeps none."""
+    if config.model.tokenizer_name is not None:
+        try:
+            folder = locate(config.model.tokenizer_name, None, config.model.huggingface_hub_cache)
+        except ModelNotFound:
+            return None  # `load` says so
+    plain = folder / "tokenizer.json"
+    return plain if plain.is_file() else _kept(folder, config)
+
+
+def _kept(folder: Path, config: Config) -> Path | None:
+    """Where a tokenizer that was made of these files is kept."""
+    stamp = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in _sources(folder)]
+    hub = config.model.huggingface_hub_cache
+    name = hashlib.sha256(json.dumps(stamp).encode()).hexdigest()[:32]
+    return Path(hub).parent / "forerun-tokenizers" / name / "tokenizer.json" if hub and stamp else None
+
+
+def _sources(folder: Path) -> list[Path]:
+    return [folder] if folder.is_file() else sorted(path for path in folder.glob("*") if path.is_file() and _is_source(path.name))
 
 
 def _is_source(name: str) -> bool:

@@ -9,12 +9,14 @@ one that waits. Deliberate differences: `temperature` 0 means greedy, and `max_n
 from __future__ import annotations
 
 import secrets
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from forerun.messages import SamplingParams
 from forerun.router.request import Request
 from forerun.router.service import Limits
 from forerun.server.errors import invalid, malformed
+from forerun.server.grammar import Constraint, of_native
 from forerun.server.schema import U64_MAX, GenerateParameters, GenerateRequest
 
 LEG = 1024
@@ -122,8 +124,6 @@ def fit(input_tokens: int, p: GenerateParameters, caps: Caps, limits: Limits) ->
         raise invalid(f"`inputs` must have less than {limits.max_input_tokens} tokens. Given: {input_tokens}", code=TOO_LONG)
     if p.decoder_input_details and input_tokens > caps.max_prompt_logprobs:
         raise invalid(f"`decoder_input_details` supports up to {caps.max_prompt_logprobs} `inputs` tokens. Given: {input_tokens}")
-    if p.grammar is not None:
-        raise invalid("grammar is not supported")
     return left if p.max_new_tokens is None else min(p.max_new_tokens, left)
 
 
@@ -149,7 +149,9 @@ def _bounded(value: float | None) -> float:
     return 1.0 if value is None else min(max(value, SMALLEST), LARGEST)
 
 
-def sampling(p: GenerateParameters, *, prompt_tokens: int, max_new_tokens: int, stop_ids: tuple[int, ...], stream: bool) -> SamplingParams:
+def sampling(
+    p: GenerateParameters, *, prompt_tokens: int, max_new_tokens: int, stop_ids: tuple[int, ...], stream: bool, grammar: str = ""
+) -> SamplingParams:
     """The sampling parameters of a checked request. Log-probabilities are asked of the worker only if somebody will read them."""
     details = stream or p.details or p.decoder_input_details
     return SamplingParams(
@@ -168,6 +170,7 @@ def sampling(p: GenerateParameters, *, prompt_tokens: int, max_new_tokens: int, 
         logprobs=details or sequences(p) > 1,
         top_n=p.top_n_tokens or 0 if details else 0,
         prompt_logprobs=p.decoder_input_details,
+        grammar=grammar,
     )
 
 
@@ -177,23 +180,39 @@ def derived_seed(seed: int, index: int) -> int:
 
 
 class Validator:
-    """Strings the checks together. `vocab`: ids at or above it do not exist in the model, whatever the tokenizer says."""
+    """Strings the checks together. `vocab`: ids at or above it do not exist in the model, whatever the tokenizer says. `read`: makes a
+    worker's grammar of a constraint; None = there are no grammars."""
 
-    def __init__(self, caps: Caps, limits: Limits, tokenizer: Encoder, vocab: int) -> None:
+    def __init__(
+        self, caps: Caps, limits: Limits, tokenizer: Encoder, vocab: int, read: Callable[[Constraint], Awaitable[str]] | None = None
+    ) -> None:
         self._caps = caps
         self._limits = limits
         self._tokenizer = tokenizer
         self._vocab = vocab
+        self._read = read
 
-    async def request(self, body: GenerateRequest, *, id: str, arrived: float, stream: bool, tokens: list[int] | None = None) -> Request:
-        """A request that can be served to its end. `tokens`: the prompt's, if somebody knows them already. Raises ApiError (422)."""
+    async def request(
+        self,
+        body: GenerateRequest,
+        *,
+        id: str,
+        arrived: float,
+        stream: bool,
+        tokens: list[int] | None = None,
+        constraint: Constraint | None = None,
+    ) -> Request:
+        """A request that can be served to its end. `tokens`: the prompt's, if somebody knows them already; `constraint`: what its text must
+        follow, where the body says it otherwise than as TGI's `grammar`. Raises ApiError (422)."""
         p = parameters_of(body)
         if p.seed is not None and p.seed > U64_MAX:
             raise malformed(422, "Failed to deserialize the JSON body into the target type: parameters.seed: number out of range")
         check_parameters(body.inputs, p, self._caps, self._limits)
         tokens = await self._tokens(body.inputs, p.truncate) if tokens is None else self._checked(tokens)
         max_new_tokens = fit(len(tokens), p, self._caps, self._limits)
-        params = sampling(p, prompt_tokens=len(tokens), max_new_tokens=max_new_tokens, stop_ids=self._tokenizer.eos_ids, stream=stream)
+        grammar = await self._grammar(of_native(p.grammar) if p.grammar else constraint)
+        stop_ids = self._tokenizer.eos_ids
+        params = sampling(p, prompt_tokens=len(tokens), max_new_tokens=max_new_tokens, stop_ids=stop_ids, stream=stream, grammar=grammar)
         return Request(
             id=id,
             tokens=tokens,
@@ -204,6 +223,13 @@ class Validator:
             cache=not params.prompt_logprobs,
             speculate=p.speculate,
         )
+
+    async def _grammar(self, constraint: Constraint | None) -> str:
+        if constraint is None:
+            return ""
+        if self._read is None:
+            raise invalid("grammar is not supported")
+        return await self._read(constraint)
 
     async def _tokens(self, inputs: str, truncate: int | None) -> list[int]:
         try:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from operator import sub
 
-from forerun.engine import rejection
+from forerun.engine import grammar, rejection
 from forerun.engine.drafters.choose import choose, keep
 from forerun.engine.drafters.draft import Commit, Draft, Drafter, Needs, Room, Silent, Terms, prune
 from forerun.engine.drafters.trust import Trust
@@ -76,8 +76,9 @@ class Speculator:
             if self.needs.lazy:
                 self._catch_up(rows)
             drafts = self._drafter.propose([row.number for row in rows], [room.nodes for room in rooms], _terms(plan))
-            for share, draft, room in zip(asked, drafts, rooms, strict=True):
-                share.draft = self._fit(draft, room)
+            fitting = [self._fit(draft, room) for draft, room in zip(drafts, rooms, strict=True)]
+            for share, draft in zip(asked, grammar.along(asked, fitting, rooms), strict=True):
+                share.draft = draft
             if plan.toll:
                 self._choose([share for share in asked if not share.draft.law], plan)
         except Exception as error:

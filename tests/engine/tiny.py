@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from typing import Any
 
+import llguidance
 import torch
 
 from forerun.backends.base import AttentionSpec, Backend, Draws, Ops, Picks, Pool, PoolSpec, Weight
@@ -14,6 +18,7 @@ from forerun.engine.batch import Batch
 from forerun.engine.drafters.draft import Draft, Drafter, Place, Silent
 from forerun.engine.drafters.speculator import Speculator
 from forerun.engine.engine import Engine
+from forerun.engine.grammar import Grammars
 from forerun.engine.models.model import Output, Shared
 from forerun.engine.rows import RowTable
 from forerun.engine.sampler import Sampler
@@ -42,6 +47,51 @@ class TinyHead:
     def choose(self, hidden: torch.Tensor, draws: Draws) -> Picks:
         self.chosen += 1
         return self.ops.choose(hidden, self.weight, draws)
+
+
+STOP = VOCAB - 1
+"""the token that ends an answer which follows a grammar"""
+
+
+class Alphabet:
+    """A tokenizer for grammars over the tiny vocabulary: printable ASCII (95 tokens), one token of two characters, and STOP."""
+
+    eos_token_id, bos_token_id, special_token_ids = STOP, None, (STOP,)
+    tokens = (*(bytes([code]) for code in range(32, 127)), b'{"', b"")
+
+    def __call__(self, text: bytes) -> list[int]:
+        found = []
+        while text:
+            token = self.tokens.index(text[:2]) if text[:2] in self.tokens[:STOP] else self.tokens.index(text[:1])
+            found.append(token)
+            text = text[len(self.tokens[token]) :]
+        return found
+
+
+class AtOnce(Executor):
+    """Does every job where it is given, so that no row ever waits: nothing then depends on time."""
+
+    def submit(self, job: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(job(*args, **named))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
+@functools.cache
+def tables() -> llguidance.LLTokenizer:
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(Alphabet()), eos_token=STOP)
+
+
+@functools.cache
+def tiny_grammars() -> Grammars:
+    return Grammars(tables, AtOnce())
+
+
+def text_of(tokens: Sequence[int]) -> str:
+    return b"".join(Alphabet.tokens[token] for token in tokens).decode()
 
 
 class TinyModel:
@@ -119,12 +169,13 @@ def tiny_engine(
     format: str = "",
     kv: torch.dtype | None = None,
     step_nodes: int = ROWS * NODES,
+    grammars: Grammars | None = None,
 ) -> Engine:
     backend = Watched(open_backend("cpu", 1))
     model = TinyModel(backend, seed, dtype, format, kv)
     size = backend.caps.page_tokens
     ready = Ready(ROWS, PAGES, size, NODES, VOCAB, backend.name, model.dtype, "none", LONGEST, 64)
-    rows = RowTable(ROWS, LONGEST, NODES, VOCAB, size)
+    rows = RowTable(ROWS, LONGEST, NODES, VOCAB, size, grammars or tiny_grammars())
     drafter = drafter or Silent()
     drafter.needs.attach(Place(tuple(backend.pool(spec, PAGES) for spec in drafter.needs.pools), rows.table, ROWS, LONGEST))
     speculator = Speculator(drafter, VOCAB, LONGEST, NODES, step_nodes)
@@ -225,7 +276,7 @@ class Front:
         self._admits, self._drops = [], []
         result = self.engine.step(plan)
         for sequence, known in fed:
-            sequence.computed += known
+            sequence.computed = min(sequence.computed + known, len(sequence.all) - 1)
         by_row = {sequence.row: sequence for sequence in self.running}
         for emit in result.emit:
             self._hear(by_row[emit.row], emit)

@@ -181,9 +181,10 @@ async def test_a_template_that_does_not_know_tools_is_told_of_them() -> None:
         ),
         ({"chat_template_kwargs": {"strict": "way"}}, 422, "template_error", "Template error: no way"),
         ({"tools": [TOOL], "tool_choice": "g"}, 422, "tool_error", "Tool error: Tool with name g not found"),
-        ({"tools": [TOOL], "tool_choice": "required"}, 422, "tool_error", "use tool_choice auto or none"),
+        ({"tools": [TOOL], "tool_choice": "required", "guided_regex": "a"}, 422, "tool_error", "mutually exclusive"),
         ({"tools": [], "response_format": {"type": "json_object", "value": {}}}, 422, "tool_error", "mutually exclusive"),
-        ({"response_format": {"type": "json_object"}}, 422, "validation", "grammar is not supported"),
+        ({"response_format": {"type": "xml"}}, 422, "validation", "`response_format.type` must be"),
+        ({"guided_regex": "("}, 422, "validation", "grammar is not valid: unclosed group at character 1"),
         ({"n": 0}, 422, "validation", "`n` must be"),
         ({"n": 9}, 422, "validation", "9 answers were asked for"),
         ({"top_logprobs": 21, "logprobs": True}, 422, "validation", "`top_logprobs` must be"),
@@ -208,6 +209,24 @@ async def test_refusals(changes: dict[str, Any], status: int, kind: str, words: 
         got, error = await front.post("/v1/chat/completions", {**ASK, "max_tokens": 4, "stream": streamed, **changes})
         assert (got, error["error_type"]) == (status, kind) and words in error["error"]["message"]
         assert not front.router.submitted and not front.router.inside
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"guided_choice": ["yes", "no"]},
+        {"tools": [TOOL], "tool_choice": "required"},
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+    ],
+)
+async def test_what_the_text_must_follow_reaches_the_worker(asked: dict[str, Any]) -> None:
+    async with serve(limits=WIDE) as front:
+        has(front)
+        status, _ = await front.post("/v1/chat/completions", {**ASK, "max_tokens": 4, "n": 2, **asked})
+        assert status == 200
+        first, second = (sequence.params.grammar for sequence in front.router.submitted)
+        assert first == second != ""
 
 
 async def test_without_a_template_there_is_no_chat() -> None:

@@ -1,0 +1,163 @@
+"""What generated text must follow: from a request's field to the form that workers compile.
+
+Owns the shapes in which clients say it (TGI's `grammar`) and the process that reads it (`grammar_check.py`): the event loop only waits,
+with a bounded memory of what was read before. A grammar that takes too long or too much ends that process, which is started anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import signal
+import sys
+from collections import OrderedDict
+from typing import Any, Literal
+
+import msgspec
+
+from forerun.router.service import Refused
+from forerun.server.errors import ApiError, invalid, malformed, refused
+from forerun.server.schema import Grammar
+
+MOST_BYTES = 256 << 10
+"""of a grammar; the largest that people wrote by hand have a tenth"""
+KEPT, KEPT_BYTES = 256, 4 << 20
+"""answers that are remembered, and the bytes of them all"""
+WALL_SECONDS = 60.0
+"""for a process that was stopped; what takes too long is ended by its own clock (`grammar_check.SECONDS`)"""
+COMMAND = (sys.executable, "-P", "-m", "forerun.server.grammar_check")
+
+_SHAPE = "Failed to deserialize the JSON body into the target type: "
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Constraint:
+    """`value`: the JSON text of a schema or of a list of texts, a regular expression, a grammar in Lark's or GBNF's notation, or the JSON
+    text of the calls to be made. Further fields as in `grammar_check.Asked`."""
+
+    kind: Literal["schema", "regex", "choice", "ebnf", "calls"]
+    value: str
+    strict: bool = False
+    thought: Literal["", "may", "inside"] = ""
+
+
+def of_native(grammar: Grammar) -> Constraint:
+    """TGI's forms. Raises ApiError (422)."""
+    value = grammar.value
+    if grammar.type == "regex":
+        if not isinstance(value, str):
+            raise malformed(422, f"{_SHAPE}parameters.grammar: invalid type, expected a string")
+        return Constraint("regex", value)
+    if grammar.type == "json_schema":
+        if not isinstance(value, dict) or "schema" not in value:
+            raise malformed(422, f"{_SHAPE}parameters.grammar: missing field `schema`")
+        value = value["schema"]
+    if isinstance(value, str):
+        return Constraint("schema", value)
+    if not isinstance(value, dict):
+        raise invalid("grammar is not supported")
+    return Constraint("schema", json_text(value))
+
+
+def json_text(value: Any) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except RecursionError:
+        raise invalid("grammar is not valid: it is nested too deeply") from None
+
+
+class GrammarReader:
+    """`environment`: of the process; None = ours."""
+
+    def __init__(self, environment: dict[str, str] | None = None) -> None:
+        self._environment = environment
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+        self._reading: dict[Constraint, asyncio.Task[str | ApiError]] = {}
+        self._known: OrderedDict[Constraint, str | ApiError] = OrderedDict()
+        self._bytes = 0
+
+    async def read(self, constraint: Constraint) -> str:
+        """The form that workers compile. Raises ApiError (422)."""
+        size = len(constraint.value.encode())
+        if size > MOST_BYTES:
+            raise invalid(f"grammar is not valid: it has {size} bytes, {MOST_BYTES} are the most")
+        known = self._known.get(constraint)
+        if known is None:
+            task = self._reading.get(constraint)
+            if task is None:
+                task = self._reading[constraint] = asyncio.create_task(self._read(constraint))
+                task.add_done_callback(lambda _: self._reading.pop(constraint))
+            # A client that leaves does not take the answer away from the others that wait for it.
+            known = await asyncio.shield(task)
+        else:
+            self._known.move_to_end(constraint)
+        if isinstance(known, ApiError):
+            raise known
+        return known
+
+    async def close(self) -> None:
+        """End the process; what is being read is not waited for."""
+        for task in list(self._reading.values()):
+            task.cancel()
+        await asyncio.gather(*self._reading.values(), return_exceptions=True)
+        await self._end()
+
+    async def _read(self, constraint: Constraint) -> str | ApiError:
+        async with self._turn:
+            told = await self._ask(constraint)
+        error = told.get("error")
+        answer = invalid(f"grammar is not valid: {error}") if error is not None else told["grammar"]
+        self._keep(constraint, answer)
+        return answer
+
+    def _keep(self, constraint: Constraint, answer: str | ApiError) -> None:
+        self._known[constraint] = answer
+        self._bytes += _weight(constraint, answer)
+        while len(self._known) > KEPT or self._bytes > KEPT_BYTES:
+            self._bytes -= _weight(*self._known.popitem(last=False))
+
+    async def _ask(self, constraint: Constraint) -> dict[str, str]:
+        """One question to the process, which may be its last."""
+        process = await self._running()
+        assert process.stdin is not None and process.stdout is not None
+        body = msgspec.json.encode(constraint)
+        try:
+            async with asyncio.timeout(WALL_SECONDS):
+                process.stdin.write(len(body).to_bytes(4, "big") + body)
+                head = await process.stdout.readexactly(4)
+                answer: dict[str, str] = msgspec.json.decode(await process.stdout.readexactly(int.from_bytes(head, "big")))
+            return answer
+        except (OSError, asyncio.IncompleteReadError, TimeoutError):
+            code = await self._end()
+            return {
+                "error": "it takes too long to read" if code in (-signal.SIGPROF, -signal.SIGKILL) else "it takes too much memory to read"
+            }
+        except BaseException:
+            await self._end()  # the answer to this question must not be taken for that to the next
+            raise
+
+    async def _running(self) -> asyncio.subprocess.Process:
+        if self._process is None:
+            pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *COMMAND, stdin=pipe, stdout=pipe, stderr=null, env=self._environment, start_new_session=True
+                )
+            except OSError as error:
+                raise refused(Refused(f"no process could be started to read the grammar: {error}")) from error
+        return self._process
+
+    async def _end(self) -> int:
+        """Its exit code."""
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        return await process.wait()
+
+
+def _weight(constraint: Constraint, answer: str | ApiError) -> int:
+    return len(constraint.value) + (len(answer) if isinstance(answer, str) else len(answer.message))

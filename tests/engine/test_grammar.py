@@ -1,0 +1,350 @@
+"""Matchers: what they allow, that drafts and accidents change nothing, and that nobody waits for a slow one."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher
+
+from forerun.engine import grammar
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Terms
+from forerun.engine.grammar import Grammars, Matcher, allows, join
+from forerun.messages import SamplingParams
+from tests.engine.tiny import (
+    STOP,
+    VOCAB,
+    Alphabet,
+    Front,
+    Sequence_,
+    alone,
+    params_for,
+    random_tree,
+    tables,
+    text_of,
+    tiny_engine,
+    tiny_grammars,
+)
+
+PROMPT = [5, 60, 7, 7, 31]
+SHAPE = r'\{"(on|off)":[0-9]{2,4}\}'
+
+
+def regex(pattern: str) -> str:
+    return str(LLMatcher.grammar_from_regex(pattern))
+
+
+def params(pattern: str = SHAPE, **changes: object) -> SamplingParams:
+    return params_for(PROMPT, grammar=regex(pattern), stop_ids=(STOP,), **changes)
+
+
+@functools.cache
+def compiled(pattern: str) -> LLMatcher:
+    return LLMatcher(tables(), regex(pattern), log_level=0)
+
+
+def matcher(pattern: str, ends: Sequence[int] = (STOP,)) -> Matcher:
+    return Matcher(compiled(pattern), [STOP], ends)
+
+
+def allowed(bits: np.ndarray) -> str:
+    """The characters whose tokens are allowed; `$` for the end."""
+    return "".join("$" if token == STOP else text_of([token]) for token in range(VOCAB) if allows(bits, token))
+
+
+def say(text: str) -> list[int]:
+    return Alphabet()(text.encode())
+
+
+def test_the_end_comes_where_the_grammar_may_end() -> None:
+    reader = matcher("ab|abc")
+    assert allowed(reader.advance([]).bits) == "a"
+    assert allowed(reader.advance(say("a")).bits) == "b"
+    assert allowed(reader.advance(say("b")).bits) == "c$"
+    assert allowed(reader.advance(say("c")).bits) == "$"
+
+
+def test_only_the_rows_own_ends_end_it() -> None:
+    x = say("x")[0]
+    reader = matcher("ab", ends=[x])
+    assert allowed(reader.advance(say("ab")).bits) == "x"
+    with pytest.raises(grammar.GrammarError, match="the model has no token for that"):
+        matcher("ab", ends=[]).advance(say("ab"))
+
+
+def test_forced_tokens() -> None:
+    reader = matcher(SHAPE)
+    assert text_of(reader.advance([]).forced) == '{"o'
+    assert text_of(reader.advance(say('{"on')).forced) == '":'
+    assert reader.advance(say('":')).forced == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**31), st.integers(0, 8), st.sampled_from([SHAPE, "(a|ab|abc){3,9}", r"[^x]{0,7}x?", "((on|off),)*on"]))
+def test_following_a_draft_changes_nothing(seed: int, size: int, pattern: str) -> None:
+    """Masks behind a path are those of a matcher that really read it, and after the draft the matcher stands where it stood."""
+    generator = torch.Generator().manual_seed(seed)
+    reader, root = (found := matcher(pattern)), found.advance([])
+    for _ in range(3):
+        draft = random_tree(generator, size, VOCAB, say('{"onfab,x12'))
+        followed = reader.follow(draft, root.bits)
+        for path in followed.draft.paths():
+            fresh = matcher(pattern)
+            fresh.advance(reader._read)
+            before = fresh.advance(path[:-1])
+            assert allows(before.bits, path[-1]), "only legal guesses are left"
+            if path[-1] != STOP:
+                assert (fresh.advance(path[-1:]).bits == followed.masks[tuple(path)]).all()
+        assert followed.draft.count == sum(_legal(pattern, [*reader._read, *path]) for path in draft.paths())
+        again = matcher(pattern)
+        assert (again.advance(reader._read).bits == reader.advance([]).bits).all()
+        token = next((t for t in say("onf1a{x") if allows(root.bits, t)), None)
+        if token is None:
+            return
+        root = reader.advance([token])
+
+
+def _legal(pattern: str, tokens: Sequence[int]) -> bool:
+    reader = matcher(pattern)
+    for token in tokens:
+        try:
+            if not allows(reader.advance([]).bits, token):
+                return False
+            if token != STOP:
+                reader.advance([token])
+        except grammar.GrammarError:
+            return False
+    return STOP not in tokens[:-1]
+
+
+def test_probes_and_drawn_guesses_stay() -> None:
+    reader = matcher("abc")
+    root = reader.advance([]).bits
+    a, b, z = say("abz")
+    probes = Draft([z, b, a, z], [-1, 0, -1, 2], [0.5] * 4, [True, False, False, False])
+    kept = reader.follow(probes, root)
+    assert kept.draft.token == [z, b, a] and set(kept.masks) == {(a,)}
+    drawn = Draft([a, z], [-1, 0], [0.5] * 2, [False] * 2, law=[np.ones(VOCAB) / VOCAB] * 2)
+    assert reader.follow(drawn, root).draft is drawn
+
+
+class TestJoin:
+    def test_nothing_forced(self) -> None:
+        draft = Draft.chain([1, 2])
+        assert join([], draft, 8, 8) is draft
+
+    def test_equal_guesses_are_the_same_node(self) -> None:
+        draft = Draft([7, 3, 8, 9, 4], [-1, -1, 0, 2, 1], [0.5] * 5, [False] * 5, source=[1, 2, 1, 1, 2])
+        joined = join([7, 8], draft, 8, 8)
+        assert (joined.token, joined.parent) == ([7, 8, 9], [-1, 0, 1]), "what says otherwise than the forced tokens is gone"
+        assert joined.confidence == [1.0, 1.0, 0.5] and list(joined.source) == [1, 1, 1]
+
+    def test_several_go_on_behind_the_chain(self) -> None:
+        draft = Draft([7, 7, 8, 9], [-1, -1, 0, 1], [0.5] * 4, [False] * 4)
+        joined = join([7], draft, 8, 8)
+        assert (joined.token, joined.parent) == ([7, 8, 9], [-1, 0, 0])
+
+    @pytest.mark.parametrize(("nodes", "depth", "token"), [(1, 8, [7]), (8, 1, [7, 9]), (2, 8, [7, 8]), (0, 8, [7, 9, 3])])
+    def test_room(self, nodes: int, depth: int, token: list[int]) -> None:
+        joined = join([7, 8], Draft([7, 9, 3], [-1, 0, 1], [0.5] * 3, [False] * 3), nodes, depth)
+        assert joined.token[: len(token)] == token
+        assert joined.count <= max(nodes, 3) and (nodes == 0 or joined.count <= nodes)
+
+    @settings(max_examples=50, deadline=None)
+    @given(st.integers(0, 2**31), st.lists(st.integers(0, 5), max_size=4), st.integers(0, 12), st.integers(1, 12), st.integers(1, 6))
+    def test_every_path_of_the_whole_is_one_of_the_two(self, seed: int, forced: list[int], size: int, nodes: int, depth: int) -> None:
+        draft = random_tree(torch.Generator().manual_seed(seed), size, 6)
+        joined = join(forced, draft, nodes, depth)
+        chain = forced[: min(len(forced), nodes, depth)]
+        ways = {tuple(chain[:end]) for end in range(1, len(chain) + 1)}
+        given_paths = {tuple(path) for path in draft.paths()}
+        for path, parent in zip(joined.paths(), joined.parent):
+            assert parent < len(joined.token) and (tuple(path) in given_paths | ways)
+            assert list(path[: len(chain)]) == chain[: len(path)]
+        assert not chain or joined.count <= nodes
+
+
+def test_the_answer_follows_its_grammar_and_ends() -> None:
+    answers = [Sequence_(PROMPT, params(sample=True, seed=seed, temperature=3.0)) for seed in range(8)]
+    front = Front(tiny_engine())
+    for answer in answers:
+        front.admit(answer)
+    front.run()
+    for answer in answers:
+        assert answer.finish == "eos_token" and not answer.error
+        assert re.fullmatch(SHAPE, text_of(answer.tokens[:-1]))
+
+
+def test_a_cut_by_length_is_allowed() -> None:
+    answer = alone(PROMPT, params(max_new_tokens=4))
+    assert answer.finish == "length" and text_of(answer.tokens).startswith('{"o')
+
+
+def test_logprobs_are_those_behind_the_mask() -> None:
+    answer = alone(PROMPT, params(top_n=4))
+    forced = [i for i, top in enumerate(answer.top) if len(top) == 1]
+    assert forced and all(answer.logprobs[i] == 0.0 for i in forced), "the only way has probability one"
+    assert all(np.isclose(sum(np.exp(p) for _, p in top), 1.0, atol=1e-5) for top in answer.top if len(top) < 4)
+
+
+def test_an_unusable_grammar_ends_its_own_row() -> None:
+    front = Front(tiny_engine())
+    bad = Sequence_(PROMPT, params_for(PROMPT, grammar="{}"))
+    good, plain = Sequence_(PROMPT, params()), Sequence_(PROMPT, params_for(PROMPT))
+    for sequence in (bad, good, plain):
+        front.admit(sequence)
+    front.run()
+    assert "the grammar cannot be compiled" in bad.error and not bad.tokens
+    assert good.answer == alone(PROMPT, params()).answer and plain.answer == alone(PROMPT, params_for(PROMPT)).answer
+
+
+def test_a_grammar_that_comes_to_nothing_ends_its_own_row() -> None:
+    """Its first tokens are sound."""
+    endless = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"], "additionalProperties": False}
+    row = alone(PROMPT, params_for(PROMPT, grammar=LLMatcher.grammar_from_json_schema(json.dumps(endless)), max_new_tokens=100))
+    assert row.finish == "length" or "the grammar cannot be followed" in row.error
+
+
+def test_a_model_without_a_tokenizer_has_no_grammars() -> None:
+    def load() -> Any:
+        raise grammar.GrammarError("no tokenizer")
+
+    grammars = Grammars(load)
+    assert grammars.why_not() == "no tokenizer"
+    front = Front(tiny_engine(grammars=grammars))
+    row, other = Sequence_(PROMPT, params()), Sequence_(PROMPT, params_for(PROMPT))
+    front.admit(row)
+    front.admit(other)
+    front.run()
+    assert row.error == "no tokenizer" and not other.error
+
+
+class Held(Executor):
+    """Jobs wait until they are let go."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Callable[[], None]] = []
+        self.open = False
+
+    def submit(self, job: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(job(*args, **named))
+            except Exception as error:
+                done.set_exception(error)
+
+        if self.open:
+            run()
+        else:
+            self.jobs.append(run)
+        return done
+
+    def release(self) -> None:
+        self.open = True
+        while self.jobs:
+            self.jobs.pop(0)()
+
+
+class TestWaiting:
+    def test_nobody_waits_for_a_grammar_that_is_not_ready(self) -> None:
+        held = Held()
+        front = Front(tiny_engine(grammars=Grammars(tables, held)))
+        row, other = Sequence_(PROMPT, params()), Sequence_(PROMPT, params_for(PROMPT))
+        front.admit(row)
+        front.admit(other)
+        for _ in range(6):
+            front.step()
+        assert len(other.tokens) == 6 and not row.tokens and not row.error
+        assert front.engine._backend.calls[0] == (9, 1), "its prompt is computed meanwhile, up to the last token"
+        assert front.engine._backend.calls[1:] == [(1, 1)] * 5
+        held.release()
+        front.run()
+        assert row.answer == alone(PROMPT, params()).answer and other.answer == alone(PROMPT, params_for(PROMPT)).answer
+
+    def test_a_step_of_waiting_rows_alone_computes_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(grammar, "ALONE_SECONDS", 0.0)
+        held = Held()
+        front = Front(tiny_engine(grammars=Grammars(tables, held)))
+        row = Sequence_(PROMPT, params(prompt_logprobs=True))
+        front.admit(row)
+        for _ in range(3):
+            front.step()
+        assert front.engine._backend.calls == [(4, 4)]
+        held.release()
+        front.run()
+        whole = alone(PROMPT, params(prompt_logprobs=True))
+        assert row.answer == whole.answer and row.prompt_logprobs == whole.prompt_logprobs
+
+    def test_a_row_that_leaves_while_it_waits(self) -> None:
+        held = Held()
+        front = Front(tiny_engine(grammars=Grammars(tables, held)))
+        row = Sequence_(PROMPT, params())
+        front.admit(row)
+        front.step()
+        front.leave(row)
+        front.admit(row)
+        front.step()
+        held.release()
+        front.run()
+        assert row.answer == alone(PROMPT, params()).answer
+
+    def test_a_draft_whose_masks_are_late_is_left_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(grammar, "DRAFT_SECONDS", 0.0)
+        held = Held()
+        held.release()
+        front = Front(tiny_engine(Chain(), grammars=Grammars(tables, held)))
+        row = Sequence_(PROMPT, params(max_new_tokens=9))
+        front.admit(row)
+        front.step()
+        held.open = False
+        front.step(guess=4)
+        assert len(row.tokens) == 2 and row.drafted == 0, "what is known of the root is enough for a token"
+        held.release()
+        front.run(guess=4)
+        assert row.answer == alone(PROMPT, params(max_new_tokens=9)).answer and row.drafted > 0
+
+
+class Chain:
+    """Guesses the same every time."""
+
+    needs = Needs(most=8)
+
+    def absorb(self, commit: Commit) -> None:
+        return None
+
+    def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
+        return [Draft.chain(say("0123")[:most]) for most in budget]
+
+    def forget(self, rows: list[int]) -> None:
+        return None
+
+
+def test_guesses_against_the_grammar_cost_no_rows() -> None:
+    """The drafter says digits throughout: rows are computed for what may come, and for what must."""
+    front = Front(tiny_engine(Chain()))
+    row = Sequence_(PROMPT, params())
+    front.admit(row)
+    front.run(guess=4)
+    assert row.answer == alone(PROMPT, params()).answer
+    assert row.accepted >= 3, "forced tokens were guessed"
+    computed = sum(rows for rows, _ in front.engine._backend.calls)
+    assert computed == len(PROMPT) + (len(front.engine._backend.calls) - 1) + row.drafted
+
+
+def test_compiled_grammars_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar, "KEPT", 2)
+    grammars = Grammars(tables, tiny_grammars()._threads)
+    for pattern in ("a", "b", "a", "c", "a"):
+        grammars.open(params(pattern), [])
+    assert list(grammars._compiled) == [regex("c"), regex("a")]
