@@ -12,14 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forerun.engine.drafters.draft import Commit
+from forerun.engine.drafters.draft import Commit, Draft, Terms
 from forerun.engine.drafters.medusa import Medusa
 from forerun.engine.drafters.medusa_shapes import SHAPES
 from forerun.engine.drafters.registry import Setting
 from forerun.engine.errors import StartError
 from tests.engine.drafters.companions import host
 from tests.engine.drafters.golden import HIDDEN, LENGTHS, ROW, differ, draw, logits_of, same, setting, tell, tokens_of, write
-from tests.engine.tiny import VOCAB
+from tests.engine.test_identity import prompt_of
+from tests.engine.tiny import VOCAB, Front, Sequence_, params_for, tiny_engine
 
 HEADS = 3
 LAYOUTS = {  # file, prefix, blocks, own output matrices
@@ -192,3 +193,24 @@ def test_a_row_inside_its_prompt_has_no_draft(tmp_path: Path) -> None:
     drafter = Medusa.open(str(tmp_path), setting())
     drafter.absorb(Commit([ROW], [0], [[1, 2, 3]], [None], [draw(1, 3, HIDDEN)], [9]))
     assert [draft.count for draft in drafter.propose([ROW, 5], [8, 8])] == [0, 0]
+
+
+def test_the_state_is_the_one_that_the_root_was_picked_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the engine itself: a head that adds nothing says again what the target said there, which is the root."""
+    tensors = {"0.0.linear.weight": torch.zeros(HIDDEN, HIDDEN), "0.0.linear.bias": torch.zeros(HIDDEN)}
+    write(tmp_path, tensors, {}, "medusa_lm_head.safetensors")
+    drafter = Medusa.open(f"{tmp_path},tree=chain", setting())
+    said: list[tuple[int, int]] = []
+    propose = drafter.propose
+
+    def spy(rows: list[int], budget: list[int], terms: Terms) -> list[Draft]:
+        drafts = propose(rows, budget, terms)
+        said.extend((drafter._tips._tips[row].row.tokens[-1], draft.token[0]) for row, draft in zip(rows, drafts))
+        return drafts
+
+    monkeypatch.setattr(drafter, "propose", spy)
+    front = Front(tiny_engine(drafter))
+    for seed, length in ((1, 21), (2, 5)):
+        front.admit(Sequence_(prompt_of(seed, length), params_for(prompt_of(seed, length))))
+    front.run(guess=4)
+    assert len(said) > 40 and all(root == guess for root, guess in said)
