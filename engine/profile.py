@@ -59,6 +59,8 @@ STEPS = 8
 REPEATS = 7
 APART, MOST_SEGMENT = 8, 0.05
 """rows that are compared with as many guesses, and the most of a plain step that such a row can add"""
+SLOWEST = 1.0
+"""Seconds of a plain step beyond which the look at start is all: nobody should wait for twice as long, nor take it for a hung worker."""
 SAME, ALIKE = 1.6, 1.25
 """A remembered profile counts as long as its plain step is within the first factor of what a plain step takes now, and sizes of steps are
 within the second of each other's: a machine that is slower in all of them is corrected for while it runs, one that was busy while it
@@ -168,7 +170,7 @@ class Profiler:
             return remembered
         rows, seconds = rough.costs[-1]
         self._row_seconds = seconds / rows
-        self.resting = True
+        self.resting = ready.step_seconds[0] <= SLOWEST
         return rough
 
     def rest(self, wanted: Wanted) -> Profile | None:

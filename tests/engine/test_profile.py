@@ -265,6 +265,15 @@ def test_a_start_is_short_and_no_idle_step_is_long_whatever_the_model(monkeypatc
         assert machine.longest < 1.5 * max(LIMITS["MOST_SECONDS"], profile.MOST_PLAIN * plain), f"{plain} s a step"
 
 
+def test_a_model_of_seconds_a_step_is_left_alone_when_it_is_idle() -> None:
+    """A step of many rows would look like a worker that hangs."""
+    machine = Machine(lambda rows: 6.0 + rows / 4)
+    profiler = machine.profiler()
+    assert len(profiler.look().costs) >= 2 and not profiler.resting
+    steps = machine.now
+    assert profiler.rest(nobody) is None and machine.now == steps
+
+
 def test_what_was_begun_too_long_ago_is_begun_again() -> None:
     """The machine may be another one by now: nothing is mixed from before and after a long pause."""
     machine = Machine(stairs)
