@@ -24,7 +24,7 @@ SPECS = {name: [name] for name in DRAFTERS} | {
     "suffix": ["suffix", "suffix=chain", "suffix=private", "ngram+suffix"],
     "lookahead": ["lookahead", "suffix+lookahead=window=2,ngram=3,guesses=3"],
     "model": ["model={itself}", "suffix+model={stranger}+model={itself}"],
-    "medusa": ["medusa={medusa}", "suffix+medusa={medusa},tree=mc_sim_7b_63"],
+    "medusa": ["medusa={medusa}"],
     "mlp": ["mlp={mlp}"],
     "remote": ["remote={service},wait=60000"],
     "dflash": ["dflash={dflash}"],

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from forerun.engine.drafters import dflash_net
 from forerun.engine.drafters.dflash import Blocks, Dflash
-from forerun.engine.drafters.draft import FREE, Commit, Terms
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Terms
 from forerun.engine.drafters.imitation import Imitation
 from forerun.engine.drafters.lattice import BINS, Lattice, Levels
+from forerun.engine.drafters.registry import Setting
 from forerun.engine.errors import StartError
 from forerun.engine.kv import Table
 from forerun.engine.rows import Row
@@ -22,7 +23,8 @@ from forerun.messages import SamplingParams
 from tests.engine.drafters.blocks import LAYOUTS, LONGEST, REDUCED, WINDOW, golden, long_setting, tensors_of, write_block
 from tests.engine.drafters.companions import host
 from tests.engine.drafters.golden import HIDDEN, LENGTHS, ROW, attached, differ, draw, logits_of, same, tell, tokens_of, write
-from tests.engine.tiny import VOCAB
+from tests.engine.test_identity import prompt_of
+from tests.engine.tiny import VOCAB, Front, Sequence_, params_for, tiny_engine
 
 MUTANTS = ("tap order", "context norm", "seeded early", "context position", "block keys", "causal", "last norm")
 
@@ -284,3 +286,43 @@ def test_other_checkpoints_are_refused_with_the_cure(
     with pytest.raises(StartError) as refused:
         Dflash.open(str(tmp_path), long_setting())
     assert told in refused.value.error + refused.value.cure and refused.value.cure
+
+
+@pytest.mark.parametrize("layout", ["z-lab, windows", "DSpark, gated"])
+def test_in_the_engine_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
+    """A prompt in chunks, then steps with guesses: what each draft is chosen from is what plain torch makes of the features so far."""
+    tensors = write_block(tmp_path, LAYOUTS[layout])
+    drafter = Dflash.open(str(tmp_path), Setting(8, True, host()))
+    tokens: list[int] = []
+    features: list[Tensor] = []
+    drafts: list[list[Tensor]] = []
+    absorb, propose, add = drafter.absorb, drafter.propose, drafter.levels.add
+
+    def hear(commit: Commit) -> None:
+        assert commit.features is not None
+        tokens.extend(commit.tokens[0])
+        tokens[len(tokens) :] = [] if commit.next[0] is None else [commit.next[0]]
+        features.append(commit.features[0].clone())
+        absorb(commit)
+
+    def asked(rows: list[int], budget: list[int], terms: Terms) -> list[Draft]:
+        drafts.append([])
+        found = propose(rows, budget, terms)
+        chosen = [int(level.argmax()) for level in drafts[-1]]
+        same(drafts[-1], golden(LAYOUTS[layout], tensors, torch.cat(features), tokens[-1], chosen)[0][: len(chosen)])
+        tokens.pop()  # the root is told again with what follows it
+        return found
+
+    def chosen_from(growing: Sequence[Lattice], logits: Tensor, *rest: object) -> None:
+        drafts[-1].append(logits[0].clone())
+        add(growing, logits, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(drafter, "absorb", hear)
+    monkeypatch.setattr(drafter, "propose", asked)
+    monkeypatch.setattr(drafter.levels, "add", chosen_from)
+    front = Front(tiny_engine(drafter))
+    front.admit(Sequence_(prompt_of(1, 40), params_for(prompt_of(1, 40))))
+    for chunk in (17, 5, 18):
+        front.step({0: chunk})
+    front.run(guess=8)
+    assert len(drafts) > 10 and len(drafts[0]) == min(8, drafter.plan.places) and front.engine._speculator.failures == 0
