@@ -55,6 +55,19 @@ def test_the_bars_hold_before_a_real_drafter(load: int) -> None:
     assert result.over_plain("price") >= 0.99 and result.over_best("price") >= 0.95
 
 
+RECORDED = replay.load(Path(__file__).with_name("answers.jsonl"))
+"""What the demo model answered to four prompts of each kind of our own: `forerun bench simulate --record FILE --count 4 --tokens 100`"""
+
+
+@pytest.mark.parametrize("load", [1, 4, 16])
+@pytest.mark.parametrize("kind", ["chat", "code", "maths", "repair", "copy", "all"])
+def test_the_bars_hold_on_what_a_model_wrote(kind: str, load: int) -> None:
+    """The controller was not tuned on these."""
+    (scenario,) = [one for one in replayed(RECORDED, "suffix", loads=(load,)) if f"on {kind}," in one.name]
+    (result,) = run([scenario], [fixed])
+    assert result.over_plain("price") >= 0.99 and result.over_best("price") >= 0.95
+
+
 def test_answers_are_kept_as_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "some" / "answers.jsonl"
     replay.save(file, ANSWERS[:2])
