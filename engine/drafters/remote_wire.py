@@ -162,7 +162,8 @@ class Wire:
                 log.error("the draft service at %s refused: %s; %s", self._place.netloc, wrong, wrong.refusal.cure)
                 pause = LONGEST_PAUSE
             except Exception as wrong:  # BROKEN, and whatever else a service makes us stumble over: the thread goes on
-                log.warning("no guesses from %s: %s: %s", self._place.netloc, type(wrong).__name__, wrong)
+                level = logging.WARNING if pause == self._first_pause else logging.DEBUG  # once, not with each try
+                log.log(level, "no guesses from %s: %s: %s", self._place.netloc, type(wrong).__name__, wrong)
             self._forget()
             with self._lock:
                 self._lock.wait_for(lambda: self._over, pause)
@@ -170,9 +171,7 @@ class Wire:
 
     def _forget(self) -> None:
         """A new epoch: nothing was said and nothing is believed."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._hang_up()
         with self._lock:
             self.open, self._sent = False, 0.0
             self.failures += 1
@@ -182,6 +181,11 @@ class Wire:
             for text in self._texts.values():
                 text.told, text.asked = 0, text.most > 0
             self._lock.notify_all()
+
+    def _hang_up(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def _converse(self) -> bool:
         """One question and its answer; False at the end. Raises what `greet` does."""
@@ -230,9 +234,13 @@ class Wire:
         if self._connection is None:
             kind = http.client.HTTPSConnection if self._place.scheme == "https" else http.client.HTTPConnection
             self._connection = kind(self._place.hostname or "", self._place.port, timeout=self._timeout)
-        self._connection.request("POST", self._place.path.rstrip("/") + path, msgspec.msgpack.encode(message), _HEADERS)
-        response = self._connection.getresponse()
-        data = response.read(MOST_BYTES + 1)
+        try:
+            self._connection.request("POST", self._place.path.rstrip("/") + path, msgspec.msgpack.encode(message), _HEADERS)
+            response = self._connection.getresponse()
+            data = response.read(MOST_BYTES + 1)
+        except BROKEN:
+            self._hang_up()  # it may be in the middle of anything
+            raise
         if response.status not in (200, 409) or len(data) > MOST_BYTES:
             raise ValueError(f"it answered {response.status} with {len(data)} bytes")
         return data

@@ -262,6 +262,23 @@ class TestOpening:
         drafter.absorb(Commit([0], [0], [[1, 2]], [3]))
         assert drafter.propose([0], [4]) == [Draft.none()]
 
+    def test_a_service_that_is_slow_to_wake_is_greeted_anew(self) -> None:
+        """The first greeting is given up in the middle; the next one does not suffer from it."""
+        calls: list[str] = []
+
+        async def sleepy(path: str, body: bytes) -> web.Response:
+            calls.append(path)
+            if len(calls) == 1:
+                await asyncio.sleep(LONG)
+            return welcome(body)
+
+        with running(answering(sleepy)) as url:
+            wire = Wire(url, Hello("tester", 0, VOCAB, TOKENS), 0.2, pause=0.01)
+            with pytest.raises(TimeoutError):
+                wire.greet()
+            wire._timeout = LONG
+            assert wire.greet().epoch == 0 and len(calls) == 2
+
     @pytest.mark.parametrize("value", ["", "127.0.0.1:80", "http://x,speed=3", "http://x,wait=long"])
     def test_what_is_no_address_is_refused(self, value: str, tmp_path: Path) -> None:
         with pytest.raises(StartError) as refused:
