@@ -231,7 +231,7 @@ def post(url: str, body: bytes) -> tuple[int, bytes]:
 def test_the_example_of_the_documentation_drafts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An application's own model in ten lines: what stands in docs/drafters.md, with a folder of ours."""
     page = (ROOT / "docs" / "drafters.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (code,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "draftserver" in code)
     assert len([line for line in code.splitlines() if line.strip()]) <= 12
     served: list[Any] = []
     stand_in = types.ModuleType("forerun.engine.draftserver")
