@@ -70,11 +70,11 @@ bench-peers: setup model ## our server beside those that tools/peers.sh installe
 bench-speculation: setup model ## guesses against none, 1 to 32 streams, five workloads (20 minutes)
 	$(BIN)/forerun bench speculation
 
-heads: setup model ## the demo heads anew, EAGLE-3 and Medusa, from the same text as the draft (on two idle cores perhaps an hour)
+heads: setup model ## the demo heads anew, EAGLE-3 and Medusa, from the same text as the draft
 	$(BIN)/forerun train-drafter --kind eagle3 --model-id $(MODEL) --out drafts/smollm2-135m-eagle3 --work drafts/smollm2-135m.work --tokens 298000 --vocab 6144 --epochs 3 --batch-tokens 2048
 	$(BIN)/forerun train-drafter --kind medusa --model-id $(MODEL) --out drafts/smollm2-135m-medusa --work drafts/smollm2-135m.work --tokens 298000 --heads 3 --epochs 2 --batch-tokens 2048
 
-bench-drafters: setup model ## trained drafters and mixtures against none, 1 to 16 streams, five workloads, with a picture (an hour)
+bench-drafters: setup model ## trained drafters and mixtures against none, 1 to 16 streams, five workloads, with a picture
 	$(BIN)/python -m forerun.bench.drafters --plot
 
 image: ## the container image (docker, podman or buildah)
