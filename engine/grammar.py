@@ -129,6 +129,8 @@ class Matcher:
         if self._live.is_error():
             self._again()
             return False
+        if not bits.any():  # a dead end: what is to be said of it is said when the row gets there
+            return False
         masks[tuple(path)] = bits
         return True
 
@@ -178,6 +180,8 @@ class Matching:
         self._masks: dict[tuple[int, ...], Bits] = {}
         self.error = ""
         """why the row must end"""
+        self.late = False
+        """a step went without it: the next ones do not wait"""
         self.commit(tokens)
 
     @property
@@ -317,7 +321,8 @@ def gate(shares: Sequence[Share]) -> tuple[list[Share], list[Emit]]:
     until = time.monotonic() + (PATIENCE_SECONDS if others else ALONE_SECONDS)
     late: list[Emit] = []
     for share, matching in due:
-        ready = matching.ready(until - time.monotonic())
+        ready = matching.ready(0.0 if matching.late and others else until - time.monotonic())
+        matching.late = not ready
         if ready and not matching.error:
             going.append(share)
             continue
