@@ -6,7 +6,7 @@ MODEL := models/smollm2-135m-instruct
 PORT ?= 8080
 STAMP := $(VENV)/.forerun-setup
 
-.PHONY: help setup model serve test test-slow clients fuzz test-aarch64 lint types bench simulate bench-kernels bench-peers bench-speculation bench-drafters draft heads image image-test clean
+.PHONY: help setup model serve test test-slow clients docs-api fuzz test-aarch64 lint types bench simulate bench-kernels bench-peers bench-speculation bench-drafters draft heads image image-test clean
 
 help: ## what there is
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -40,6 +40,9 @@ build/clients/.installed: tests/e2e/clients/requirements.txt tests/e2e/node/pack
 	build/clients/bin/python -m pip install -q --disable-pip-version-check -r tests/e2e/clients/requirements.txt
 	if command -v npm; then cd tests/e2e/node && npm ci --no-audit --no-fund --ignore-scripts; fi
 	touch $@
+
+docs-api: setup ## docs/api.md from the OpenAPI document
+	$(BIN)/python -m tests.server.test_api_page
 
 fuzz: setup ## 20,000 hostile requests while four streams run
 	$(BIN)/python -m pytest -m slow tests/e2e/test_fuzz.py tests/e2e/test_contract.py --timeout 3000

@@ -25,6 +25,7 @@ _GENERATION_ERRORS = {
     424: "Generation error",
     429: "Model is overloaded; `Retry-After` says for how long to stay away",
     500: "Incomplete generation",
+    504: "The request's own `deadline_ms` was missed",
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.server.front import LIMITS, byte_level, runs, serve
 from tests.server.test_native import ids
-from tests.server.test_openai import ASK, chunks, has, said
+from tests.server.test_openai import ASK, TOOL, TOOLS, chunks, has, said
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = {
@@ -35,7 +35,13 @@ CASES = {
     "A19 best_of on streams": "tests/server/test_streams.py::test_refusals_have_their_own_status",
     "A20 chats without max_tokens end early": "tests/server/test_reports.py::test_without_a_limit_answers_fill_the_context",
     "A21 max_completion_tokens": "tests/server/test_reports.py::test_both_names_of_the_limit",
+    "A23 auto always calls a tool": "tests/server/test_reports.py::test_with_tools_at_hand_plain_text_is_plain_text",
+    "A23 none, required and named tools": "tests/e2e/test_grammars.py::test_forced_calls",
     "A24 deltas of tool calls": "tests/server/test_openai.py::test_tools_are_called",
+    "A25 an invalid schema kills the server": "tests/e2e/test_grammars.py::test_an_invalid_schema",
+    "A25 bad grammars beside a stream": "tests/e2e/test_grammars.py::test_hostile_grammars_harm_nobody",
+    "A26 a huge schema": "tests/e2e/test_grammars.py::test_three_hundred_fields",
+    "A27 several grammars at once": "tests/e2e/test_grammars.py::test_a_mixture_at_once_is_as_each_alone",
     "A30 errors of streams": "tests/e2e/test_openai_clients.py::test_errors_have_their_classes",
     "A31 a failure in the middle": "tests/server/test_streams.py::test_failure_behind_it_is_the_last_event",
     "A32 framing": "tests/server/test_streams.py::test_golden_bytes",
@@ -54,7 +60,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_test_of_a_case_exists(case: str) -> None:
     path, _, name = CASES[case].partition("::")
-    assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE), CASES[case]
+    assert re.search(rf"^ *(async )?def {name}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE), CASES[case]
 
 
 async def test_log_probabilities_do_not_depend_on_the_filter() -> None:
@@ -81,6 +87,17 @@ async def test_temperature_0_is_greedy_everywhere(path: str, body: dict[str, Any
     async with serve() as front:
         has(front)
         assert (await front.post(path, body))[0] == 200 and not front.router.submitted[0].params.sample
+
+
+@pytest.mark.parametrize("choice", ["auto", None])
+async def test_with_tools_at_hand_plain_text_is_plain_text(choice: str | None) -> None:
+    eos = byte_level().eos_ids[0]
+    async with serve(script=runs([*ids("hello the"), eos])) as front:
+        has(front, TOOLS)
+        _, answer = await front.post("/v1/chat/completions", {**ASK, "tools": [TOOL], "tool_choice": choice, "max_tokens": 20})
+        (one,) = answer["choices"]
+        assert one["message"] == {"role": "assistant", "content": "hello the"} and one["finish_reason"] == "stop"
+        assert len(front.router.submitted) == 1
 
 
 async def test_truncate_at_the_limit_and_above() -> None:
