@@ -26,8 +26,8 @@ ROOT = -1
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Tree:
-    """A draft in the making, of at most `most` nodes and `depth` levels. `opened`: nodes that were gone on from, in this order; the root is
-    not among them."""
+    """A draft in the making, of at most `most` nodes and `depth` levels. `opened`: nodes that were gone on from, in this order, without the
+    root; at most `most`, because each needs a slot."""
 
     row: Row
     most: int
@@ -79,7 +79,7 @@ class Branches:
             nodes = [tree.parent.index(last)] if last in tree.parent else []  # the best child stands first
         else:
             kept = sorted(range(len(tree.token)), key=lambda node: -tree.survival[node])[: tree.most]
-            nodes = [node for node in kept if node not in tree.closed][: self._beams]
+            nodes = [node for node in kept if node not in tree.closed][: min(self._beams, tree.most - len(tree.opened))]
         nodes = [node for node in nodes if self._levels.goes_on(tree.path(node), terms)]
         tree.opened += nodes
         tree.closed.update(nodes)

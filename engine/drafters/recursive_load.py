@@ -77,6 +77,7 @@ class Frame:
 
     def attention(self, at: str, width: int) -> Attention:
         heads, spec = self.heads, self.spec
+        heads.skip(f"{at}rotary_emb.inv_freq")
         rows = {"q": spec.heads * spec.head_dim, "k": spec.kv_heads * spec.head_dim, "v": spec.kv_heads * spec.head_dim}
         names = [f"{at}{part}_proj" for part in "qkv"]
         for name, count in zip(names, rows.values()):

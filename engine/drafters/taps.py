@@ -11,7 +11,8 @@ first token. Features can never be had again. So:
 * They wait until somebody drafts, and are entered in bounded parts. While nobody asks, they cost their storage and no more.
 * What a prefix hit of the target did not compute has no features. Where the pool holds its entries (`held.py`: another row with the
   same beginning made them) the row goes on behind them. Otherwise it begins late: at the first whole page behind the hole, with
-  positions counted from there (rotations are relative). It drafts from less context, and `late` counts the positions that it lacks.
+  positions counted from there (rotations are relative). It drafts from less context; `late` counts the positions that it lacks, and
+  the log says when they are twice as many.
 * The last entry of a page that was found may be of another row's successor token; that costs a little acceptance and nothing else.
 * Storage is bounded. What is too much is entered at once while somebody drafts (`excess`), and otherwise the row with most gives up the
   older half of what waits, and is late then.
@@ -20,6 +21,7 @@ first token. Features can never be had again. So:
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections import deque
 from collections.abc import Sequence
 
@@ -32,6 +34,8 @@ from forerun.engine.drafters.history import fresh
 from forerun.engine.kv import Table
 from forerun.engine.rows import Row
 from forerun.messages import SamplingParams
+
+log = logging.getLogger(__name__)
 
 STORED = 4096
 """feature rows that may wait, of all rows together"""
@@ -71,6 +75,8 @@ class Trail:
         """feature rows that wait"""
         self.late = 0
         """positions of the target that have no entry and will have none, so far"""
+        self._told = 1
+        """the log hears of it at twice as many"""
 
     def absorb(self, commit: Commit) -> list[tuple[Traced, list[int]]]:
         """Stores; returns each row with the tokens that are new."""
@@ -168,6 +174,9 @@ class Trail:
         base = -(-first // size) * size
         kept = max(0, traced.end - base)
         self.late += base - traced.base
+        if self.late >= self._told:
+            log.info("guesses are made without the first %d tokens that they should see, counted over all sequences so far", self.late)
+            self._told = 2 * self.late
         features = torch.cat(list(traced.parts))[traced.waiting - kept :].clone() if kept else None
         self.waiting -= traced.waiting - kept
         traced.base, row.computed, traced.waiting = base, base, kept

@@ -83,6 +83,19 @@ def test_trees_are_what_the_network_says_of_their_paths(variant: str, tmp_path: 
     assert all(0 < sure < 1 for sure in draft.confidence)
 
 
+@pytest.mark.parametrize("beams", [2, 5, 30])
+def test_a_tree_opens_no_more_nodes_than_have_slots(beams: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often the likeliest nodes change on the way; and what it drafts is still what the network says."""
+    heard = Heard(monkeypatch)
+    row = told(f"{write_variant(tmp_path, 'plain')},beams={beams}", 30, nodes=12)
+    row.tell(20, ends=True)
+    for step in (1, 3, 2):
+        heard.said.clear()
+        assert row.draft(12).count == 12 and len(heard.said) <= 13
+        assert heard.off(Golden(tmp_path, "plain"), row) < 1e-4
+        row.tell(step, ends=True)
+
+
 def test_a_drafts_scratch_is_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds with guesses, of which some held: what is entered afterwards are the target's features, in the place of the guesses."""
     spec = write_variant(tmp_path, "plain")
