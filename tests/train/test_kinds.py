@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
 
@@ -161,6 +162,15 @@ def rounded(head: registry.Draft, folder: Path) -> None:
 def _medusa(name: str) -> str:
     number, _, rest = name.partition(".")
     return f"{number}.0.linear.{rest}"
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_answers_of_one_token_teach_nothing_and_break_nothing(kind: str, folder: Path) -> None:
+    head = trained(kind, folder, 0)
+    batch = [dataclasses.replace(one, tokens=one.tokens[: one.prompt + 1], candidates=one.candidates[:1]) for one in written(folder)]
+    loss = head.loss([dataclasses.replace(one, logprobs=one.logprobs[:1]) for one in batch])
+    torch.autograd.backward(loss)
+    assert torch.isfinite(loss) and head.hits(batch[0], 3).shape == (1, 3)
 
 
 @pytest.mark.parametrize("kind", HEADS)

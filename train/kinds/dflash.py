@@ -165,7 +165,7 @@ class Dflash:
         return Dflash(source, blocks, vocabulary, head, taps, mask)
 
     def loss(self, batch: Sequence[Record]) -> Tensor:
-        total, weight = torch.zeros(()), torch.tensor(1e-9)
+        total, weight = 0.0 * self.net.norm.weight.sum(), torch.tensor(1e-9)  # also where all answers are too short for a root
         for record, roots, hidden in self._blocks.drawn(batch):
             flat = Flat.of([record])
             block, place, goal = aims(flat, record, roots, hidden.shape[1])

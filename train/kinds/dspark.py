@@ -95,7 +95,7 @@ class Dspark:
         return Dspark(source, net, blocks, vocabulary, head, taps, mask, asked.with_ends)
 
     def loss(self, batch: Sequence[Record]) -> Tensor:
-        total, weight = torch.zeros(()), torch.tensor(1e-9)
+        total, weight = 0.0 * self.net.norm.weight.sum(), torch.tensor(1e-9)  # also where all answers are too short for a root
         for record, roots, hidden in self._blocks.drawn(batch):
             flat = Flat.of([record])
             block, place, goal = aims(flat, record, roots, hidden.shape[1])
