@@ -98,12 +98,11 @@ def read_third(heads: Heads, config: dict[str, Any], host: Host) -> Found:
     at = "midlayer." if heads.has("midlayer.hidden_norm.weight") else "layers.0."
     taps, fed = tapped(heads, settings, model.layers), settings.get("target_hidden_size") or model.hidden
     heads.demand(fed == model.hidden, f"its features are {fed} wide, the target's are {model.hidden}: it was made for another target")
-    if heads.has("fc.weight"):
-        inputs = heads.checkpoint.shape(f"{heads.prefix}fc.weight")[1]
-        heads.demand(
-            inputs == len(taps) * model.hidden,
-            f"fc reads {inputs} values, {len(taps)} layers of the target have {len(taps) * model.hidden}: it was made for another target",
-        )
+    inputs = heads.checkpoint.shape(f"{heads.prefix}fc.weight")[1] if heads.has("fc.weight") else hidden
+    heads.demand(
+        inputs == len(taps) * model.hidden,
+        f"it reads {inputs} values, {len(taps)} layers of the target have {len(taps) * model.hidden}: it was made for another target",
+    )
     frame = Frame(heads, config, host)
     embed, width = embedding(heads, host, "embed_tokens.weight", model.vocab)
     fusion = Fusion(
