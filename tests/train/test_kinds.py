@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from forerun.backends.registry import open_backend
+from forerun.cli import main
 from forerun.engine.build import assemble
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Drafter, Terms
 from forerun.engine.drafters.registry import DRAFTERS, Host, Setting, open_drafter
@@ -177,6 +179,16 @@ def test_answers_of_one_token_teach_nothing_and_break_nothing(kind: str, folder:
 def test_the_same_seed_gives_the_same_head(kind: str, folder: Path) -> None:
     left, right = (trained(kind, folder, 2).net.state_dict() for _ in range(2))
     assert left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_the_command_makes_a_head_with_its_report(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "head"
+    words = ["--tokens", "20", "--rows", "2", "--longest", "48", "--held-out", "1", "--epochs", "1", "--threads", "1", "--keep-mb", "0"]
+    assert main(["train-drafter", "--kind", "medusa", "--heads", "2", "--model-id", str(folder), "--out", str(out), *words]) == 0
+    report = json.loads((out / "report.json").read_text())
+    assert report["kind"] == "medusa" and report["speculator"] == "medusa" and report["vocabulary_covers"] == 1.0
+    assert report["bytes"] == (out / "medusa_lm_head.safetensors").stat().st_size
+    assert len(load_file(out / "medusa_lm_head.safetensors")) == 4 and "--kind medusa" in (out / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
