@@ -85,6 +85,22 @@ async def test_stops_and_limits_inside_an_accepted_path(plain: Server, guessing:
         assert accepted > 0
 
 
+async def test_several_answers_to_one_prompt_are_the_same(plain: Server, guessing: Server) -> None:
+    """Each has dice of its own, and all of them guess beside each other. (TGI's `best_of` takes no seed, so it cannot be repeated.)"""
+    asked = {"model": "tgi", "prompt": WORDS, "n": 3, "seed": 7, "temperature": 0.8, "max_tokens": 40, "logprobs": 2}
+
+    async def choices(session: aiohttp.ClientSession, server: Server) -> list[dict[str, Any]]:
+        async with session.post(server.url + "/v1/completions", json=asked) as response:
+            said = await response.json()
+        found: list[dict[str, Any]] = said["choices"]
+        return found
+
+    async with client() as session:
+        expected = await choices(session, plain)
+        assert len({choice["text"] for choice in expected}) == 3
+        assert [await choices(session, guessing) for _ in range(2)] == [expected, expected]
+
+
 async def test_a_request_may_do_without(guessing: Server) -> None:
     """C29: no guess is made for it, by any drafter."""
     async with client() as session:
