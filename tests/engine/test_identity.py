@@ -20,8 +20,6 @@ RECORDS = LLMatcher.grammar_from_regex(r'(\{"[a-f]+":(true|false|-?[1-9][0-9]{0,
 
 KINDS: dict[str, dict[str, object]] = {
     "greedy": {},
-    "grammar": {"grammar": RECORDS, "top_n": 3},
-    "grammar, sampled": {"grammar": RECORDS, "sample": True, "temperature": 1.7, "raw_logprobs": True},
     "greedy, alternatives": {"top_n": 4},
     "sampled": {"sample": True},
     "temperature": {"sample": True, "temperature": 0.6, "seed": 2**64 - 5},
@@ -48,9 +46,14 @@ KINDS: dict[str, dict[str, object]] = {
         "top_p": 0.95,
         "typical_p": 0.95,
         "top_n": 5,
-        "grammar": RECORDS,
     },
 }
+ALL = KINDS | {
+    "grammar": {"grammar": RECORDS, "top_n": 3},
+    "grammar, sampled": {"grammar": RECORDS, "sample": True, "temperature": 1.7, "raw_logprobs": True},
+    "grammar, everything": {**KINDS["everything"], "grammar": RECORDS},
+}
+"""also those that only an engine with a tokenizer can have"""
 
 
 def prompt_of(seed: int, length: int) -> list[int]:
@@ -60,7 +63,7 @@ def prompt_of(seed: int, length: int) -> list[int]:
 @functools.cache
 def truth(kind: str, seed: int, length: int, dtype: torch.dtype = torch.float32, stop: tuple[int, ...] = ()) -> Sequence_:
     prompt = prompt_of(seed, length)
-    return alone(prompt, params_for(prompt, stop_ids=stop, **KINDS[kind]), dtype=dtype)
+    return alone(prompt, params_for(prompt, stop_ids=stop, **ALL[kind]), dtype=dtype)
 
 
 def fresh(sequence: Sequence_) -> Sequence_:
@@ -186,9 +189,9 @@ DRAFTS = {f.__name__: f for f in (perfect, wrong, halfway, illegal, twins, backw
     "kind, make",
     [
         pytest.param(kind, make, id=f"{kind}-{name}")
-        for kind in KINDS
+        for kind in ALL
         for name, make in DRAFTS.items()
-        if kind in ("greedy", "everything") or make in (wrong, spread)
+        if kind in ("greedy", "everything", "grammar") or make in (wrong, spread)
     ],
 )
 def test_speculation_changes_nothing(kind: str, make: Callable[[list[int], int], Draft]) -> None:
@@ -208,7 +211,7 @@ def test_speculation_changes_nothing(kind: str, make: Callable[[list[int], int],
     if make is perfect:
         assert accepted == drafted > 50
     if make is wrong:
-        forced = "grammar" in KINDS[kind]
+        forced = "grammar" in ALL[kind]
         assert (accepted > 0) == forced and drafted > 0, "only what a grammar forces is right"
 
 
@@ -226,7 +229,7 @@ def test_a_perfect_drafter_needs_the_fewest_steps() -> None:
 @given(st.data())
 def test_any_tree_any_budget(data: st.DataObject) -> None:
     """Random trees of likely and unlikely tokens, a random number of guesses each step, rows in any mixture."""
-    names = data.draw(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=3))
+    names = data.draw(st.lists(st.sampled_from(sorted(ALL)), min_size=1, max_size=3))
     answers = [truth(name, 10 + i, 7 + 9 * i) for i, name in enumerate(names)]
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
     front = Front(tiny_engine(Script(answers, lambda future, most: random_tree(generator, most, VOCAB, future[:4]))))
@@ -248,7 +251,7 @@ def test_batch_chunks_preemption_prefix_and_restart(data: st.DataObject) -> None
 
 def live(data: st.DataObject, open_drafter: Callable[[list[Sequence_]], Drafter]) -> None:
     dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16]))
-    names = data.draw(st.lists(st.sampled_from(sorted(KINDS)), min_size=2, max_size=4))
+    names = data.draw(st.lists(st.sampled_from(sorted(ALL)), min_size=2, max_size=4))
     answers = [truth(name, 20 + i % 2, 34, dtype) for i, name in enumerate(names)]
     front = Front(tiny_engine(open_drafter(answers), dtype))
     waiting = [fresh(answer) for answer in answers]
