@@ -92,6 +92,9 @@ async def test_servers_take_turns_and_nobody_reads_a_prompt_twice(monkeypatch: p
         async def __aexit__(self, *error: object) -> None:
             return None
 
+        async def settled(self) -> None:
+            return None
+
     async def take(self: Field, server: Fake, match: Match) -> tuple[list[Record], Counts]:
         asked.append((server.name, match.workload, tuple(match.prompts)))
         return [record([1, 2, 3, 4], 0.0, 0.1) for _ in match.prompts], counts(0, 0, 8, 8, 0.8)

@@ -149,7 +149,7 @@ async def test_a_loop_that_is_cut_ends_with_the_first_stream_that_finds_no_work(
     assert len(records) == 4
     assert [record.error for record in records] == [""] * 4
     assert records[3].cut and not all(record.cut for record in records)
-    assert all(record.tokens < 5 for record in records if record.cut)
+    assert records[3].tokens < 5
     assert fake.running == 0
 
 

@@ -119,7 +119,7 @@ def test_a_long_text_leaves_no_memory_behind() -> None:
     """In a process of its own: what other tests leave running would be counted too."""
     script = subprocess.run([sys.executable, "-c", RESIDENT], check=True, capture_output=True, text=True)
     before, *after = map(int, script.stdout.split())
-    assert min(after) - before < 40 << 20
+    assert min(after) - before < 100 << 20
 
 
 def test_token_text_and_special(byte_level: Tokenizer) -> None:
