@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import signal
 import sys
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import Any, Literal
 
 import msgspec
@@ -75,6 +75,8 @@ class GrammarReader:
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._reading: dict[Constraint, asyncio.Task[str | ApiError]] = {}
+        self._waiting: Counter[asyncio.Task[str | ApiError]] = Counter()
+        self._begun: Constraint | None = None
         self._known: OrderedDict[Constraint, str | ApiError] = OrderedDict()
         self._bytes = 0
 
@@ -85,17 +87,34 @@ class GrammarReader:
             raise invalid(f"grammar is not valid: it has {size} bytes, {MOST_BYTES} are the most")
         known = self._known.get(constraint)
         if known is None:
-            task = self._reading.get(constraint)
-            if task is None:
-                task = self._reading[constraint] = asyncio.create_task(self._read(constraint))
-                task.add_done_callback(lambda _: self._reading.pop(constraint))
-            # A client that leaves does not take the answer away from the others that wait for it.
-            known = await asyncio.shield(task)
+            known = await self._answer(constraint)
         else:
             self._known.move_to_end(constraint)
         if isinstance(known, ApiError):
             raise known
         return known
+
+    async def _answer(self, constraint: Constraint) -> str | ApiError:
+        """A client that leaves does not take the answer away from the others that wait for it. What nobody waits for any more is not begun:
+        clients that ask and leave would else make a queue for those who stay."""
+        task = self._reading.get(constraint)
+        if task is None:
+            task = self._reading[constraint] = asyncio.create_task(self._read(constraint))
+            task.add_done_callback(lambda done: self._over(constraint, done))
+        self._waiting[task] += 1
+        try:
+            return await asyncio.shield(task)
+        finally:
+            self._waiting[task] -= 1
+            if not self._waiting[task]:
+                del self._waiting[task]
+                if self._begun != constraint and not task.done():
+                    self._over(constraint, task)
+                    task.cancel()
+
+    def _over(self, constraint: Constraint, task: asyncio.Task[str | ApiError]) -> None:
+        if self._reading.get(constraint) is task:
+            del self._reading[constraint]
 
     async def close(self) -> None:
         """End the process; what is being read is not waited for."""
@@ -106,7 +125,11 @@ class GrammarReader:
 
     async def _read(self, constraint: Constraint) -> str | ApiError:
         async with self._turn:
-            told = await self._ask(constraint)
+            self._begun = constraint
+            try:
+                told = await self._ask(constraint)
+            finally:
+                self._begun = None
         error = told.get("error")
         answer = invalid(f"grammar is not valid: {error}") if error is not None else told["grammar"]
         self._keep(constraint, answer)

@@ -219,7 +219,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
             told = {"grammar": translate(asked)}
-        except Wrong as wrong:
+        except (Wrong, ValueError) as wrong:  # ValueError: the library's, of what it cannot even parse
             told = {"error": str(wrong)}
         except (MemoryError, RecursionError):
             told = {"error": "it is too large"}

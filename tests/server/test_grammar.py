@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import json
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -130,7 +131,7 @@ class TestTranslate:
 
 
 def test_serving_reads_one_question_after_the_other() -> None:
-    asked = [Asked("regex", "a"), Asked("regex", "("), Asked("schema", "{}")]
+    asked = [Asked("regex", "a"), Asked("regex", "("), Asked("schema", '{"const": "\\ud800"}'), Asked("schema", "{}")]
     bodies = [msgspec.json.encode(one) for one in asked]
     sink = io.BytesIO()
     grammar_check.serve(io.BytesIO(b"".join(len(body).to_bytes(4, "big") + body for body in bodies)), sink)
@@ -139,7 +140,7 @@ def test_serving_reads_one_question_after_the_other() -> None:
         size = int.from_bytes(data[:4], "big")
         told.append(json.loads(data[4 : 4 + size]))
         data = data[4 + size :]
-    assert [list(one) for one in told] == [["grammar"], ["error"], ["grammar"]]
+    assert [list(one) for one in told] == [["grammar"], ["error"], ["error"], ["grammar"]]
 
 
 class TestNative:
@@ -224,11 +225,18 @@ class TestReader:
         await reader.read(Constraint("regex", "g" * 60))
         assert reader._bytes <= 200
 
-    async def test_what_takes_too_long_ends_the_process_alone(self, reader: GrammarReader) -> None:
+    async def test_hostile_grammars_are_refused_or_read(self, reader: GrammarReader) -> None:
         """A forced run of a million characters; the next question is answered."""
         hostile = [Constraint("regex", f"(a{{1000000}}){{{n}}}b") for n in range(2)] + [schema({"const": "y" * 250_000})]
         told = [await refused(reader, one) for one in hostile if not await passes(reader, one)]
         assert all("grammar is not valid" in one for one in told)
+        assert await reader.read(schema(NAME))
+
+    async def test_what_takes_too_long_ends_the_process_alone(self, reader: GrammarReader, monkeypatch: pytest.MonkeyPatch) -> None:
+        for limit, words in (("signal.setitimer(signal.ITIMER_PROF, 0.01)", "too long"), ("signal.raise_signal(6)", "too much memory")):
+            with monkeypatch.context() as patched:
+                patched.setattr(grammar, "COMMAND", (sys.executable, "-c", f"import signal\n{limit}\nwhile True: pass"))
+                assert f"it takes {words} to read" in await refused(reader, Constraint("regex", limit))
         assert await reader.read(schema(NAME))
 
     async def test_a_process_that_dies_is_replaced(self, reader: GrammarReader) -> None:
@@ -249,6 +257,30 @@ class TestReader:
         assert llguidance.LLMatcher(TABLES, made, log_level=0).consume_tokens(list(b"c"))
         again = await reader.read(Constraint("regex", "a"))
         assert llguidance.LLMatcher(TABLES, again, log_level=0).consume_tokens(list(b"a"))
+
+    async def test_what_nobody_waits_for_is_not_begun(self, reader: GrammarReader, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Clients that ask and leave make no queue, also where they come back at once."""
+        begun, may_go_on = list[str](), asyncio.Event()
+
+        async def ask(constraint: Constraint) -> dict[str, str]:
+            begun.append(constraint.value)
+            await may_go_on.wait()
+            return {"grammar": "made of " + constraint.value}
+
+        monkeypatch.setattr(reader, "_ask", ask)
+        first = asyncio.create_task(reader.read(Constraint("regex", "first")))
+        gone = [asyncio.create_task(reader.read(Constraint("regex", f"x{n // 2}"))) for n in range(1000)]
+        await asyncio.sleep(0)
+        for task in gone:
+            task.cancel()
+        await asyncio.gather(*gone, return_exceptions=True)
+        back = asyncio.create_task(reader.read(Constraint("regex", "x7")))
+        first.cancel()
+        await asyncio.sleep(0)
+        may_go_on.set()
+        assert await back == "made of x7" and begun == ["first", "x7"]
+        assert await reader.read(Constraint("regex", "first")) == "made of first", "what was begun is kept"
+        assert begun == ["first", "x7"] and not reader._reading and not reader._waiting
 
     async def test_the_loop_does_not_wait(self, reader: GrammarReader) -> None:
         wide = {"type": "object", "properties": {f"p{i}": {"type": "string", "pattern": f"^a{{1,{i + 1}}}$"} for i in range(3000)}}
