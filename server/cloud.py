@@ -66,6 +66,7 @@ class Cloud:
         body = await read(http, _vertex)
         if not body.instances:
             raise ApiError(422, "Input validation error", "Input validation error", label="validation")
+        self._native.allow(len(body.instances))
         tasks = [asyncio.ensure_future(self._text(http, bytes(raw))) for raw in body.instances]
         try:
             texts = await asyncio.gather(*tasks)

@@ -71,13 +71,17 @@ class Desk:
             raise errors.refused(Refused("Model is loading"))
         return limits
 
+    def allow(self, answers: int) -> None:
+        """Before so many are begun: whether there are ever so many. Raises ApiError (422; 429 while nothing can be generated)."""
+        self.tokenizer()
+        most = (self._router.limits or self._config.limits).max_concurrent_requests
+        if answers > most:
+            raise errors.invalid(f"{answers} answers were asked for, this server makes {most} at a time")
+
     def enter(self, permits: int) -> Permit:
         """Permits for this many sequences. Raises ApiError: 429 when there are none now, and while nothing can be generated; 422 when there
         are never so many, which a client must not try again."""
-        self.tokenizer()
-        limits = self._router.limits
-        if limits is not None and permits > limits.max_concurrent_requests:
-            raise errors.invalid(f"{permits} answers were asked for, this server makes {limits.max_concurrent_requests} at a time")
+        self.allow(permits)
         try:
             return self._router.enter(permits)
         except Refused as refusal:

@@ -136,6 +136,7 @@ class KServe:
         body = await read(http, _infer)
         if not body.inputs or (body.outputs and len(body.outputs) != len(body.inputs)):
             raise ApiError(422, "Inputs and outputs length mismatch", "length mismatch", label="validation")
+        self._native.allow(len(body.inputs))
         texts = [_text(tensor) for tensor in body.inputs]
         parameters = body.parameters or GenerateParameters()
         tasks = [asyncio.ensure_future(self._native.whole(http, GenerateRequest(text, parameters))) for text in texts]

@@ -61,6 +61,10 @@ class Native:
             return await self._stream(http, body, full_text=True)
         return await self.whole(http, body, full_text=True, listed=True)
 
+    def allow(self, answers: int) -> None:
+        """For routes that ask for several at once. Raises ApiError, as `Desk.allow`."""
+        self._desk.allow(answers)
+
     async def whole(self, http: web.Request, body: GenerateRequest, *, full_text: bool = False, listed: bool = False) -> web.StreamResponse:
         arrived, parameters = time.monotonic(), parameters_of(body)
         with self._desk.metrics.counted():

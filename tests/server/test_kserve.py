@@ -81,6 +81,21 @@ async def test_the_key_guards_inference_and_leaves_probes_open() -> None:
         assert (await front.get("/v2/health/live"))[0].status == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "body"), [(f"{PATH}/infer", {"inputs": [tensor("x")] * 9}), ("/vertex", {"instances": [{"inputs": "x"}] * 9})]
+)
+async def test_more_than_can_ever_run_is_refused_before_anything_is_begun(path: str, body: dict[str, Any]) -> None:
+    """Also while the model loads: a body of two megabytes has room for a hundred thousand inputs, each of them a task."""
+    async with serve() as front:
+        status, error = await front.post(path, body)
+        assert status == 422 and "this server makes 8 at a time" in error["error"]
+        assert not front.router.submitted and front.router.inside == 0
+        front.router.limits = None
+        before = front.services.metrics.requests.counts()
+        many = {name: given * 20 for name, given in body.items()}
+        assert (await front.post(path, many))[0] == 422 and front.services.metrics.requests.counts() == before
+
+
 async def test_probes() -> None:
     ready = [f"{PATH}/ready", "/v2/models/mine/ready", "/v2/health/ready"]
     async with serve() as front:
