@@ -42,6 +42,8 @@ _completion = msgspec.json.Decoder(CompletionRequest)
 _encode = msgspec.json.Encoder().encode
 NO_MARKS: frozenset[str] = frozenset()
 NO_ECHO = Echo()
+_ROUNDS = 20
+"""a conversation that is shortened is rendered and tokenized about so often"""
 _PIECE = 100
 """characters that a message costs a template besides its own, and what a part of one is taken for"""
 STARTED = int(time.time())
@@ -187,7 +189,7 @@ class OpenAI:
             return await tokenizer.aside(size, lambda: chat.prompt_of(body, templates))
         limits = self._desk.limits()
         room = min(limits.max_input_tokens, limits.max_total_tokens - min(body.max_completion_tokens or body.max_tokens or 1, 1024))
-        return await tokenizer.aside(size, lambda: chat.shortened(body, templates, lambda text: tokenizer.count(text) <= room))
+        return await tokenizer.aside(_ROUNDS * size, lambda: chat.shortened(body, templates, lambda text: tokenizer.count(text) <= room))
 
     async def _request(
         self, http: web.Request, wanted: Asked, text: str, ids: list[int], arrived: float, stream: bool, must: Constraint | None
