@@ -82,7 +82,7 @@ async def test_haproxy() -> None:
     times = dict(re.findall(r"timeout ([\w-]+) +(\d+)s", text))
     assert int(times["server"]) > 2 * COMMENT_SECONDS and int(times["http-keep-alive"]) < KEEP_ALIVE_SECONDS
     assert await served(re.search(r"http-check send meth GET uri (\S+)", text)[1])  # type: ignore[index]
-    hidden = re.search(r"path -m beg (.*) }", text)[1].split()  # type: ignore[index]
+    hidden = re.search(r"path,url_dec -m beg (.*) }", text)[1].split()  # type: ignore[index]
     for path in ("/debug/live", "/debug/speculation", "/dashboard", "/dashboard/app.js", "/metrics"):
         assert await served(path) and any(path.startswith(one) for one in hidden)
 
