@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
 import time
-import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -99,13 +99,16 @@ async def test_a_closed_async_stream_frees_its_row(endless: Server, streaming: C
 
 
 def test_a_whole_answer_given_up_frees_its_row(endless: Server) -> None:
-    """A client that waits for no stream: its time is up, and the connection closes."""
-    for path, body in (
-        ("/generate", {"inputs": "hello", "parameters": {"max_new_tokens": FOR_EVER}}),
-        ("/v1/chat/completions", {"messages": SAID, "max_tokens": FOR_EVER, "n": 2}),
+    """A client that waits for no stream leaves while its answer is made."""
+    for path, body, answers in (
+        ("/generate", {"inputs": "hello", "parameters": {"max_new_tokens": FOR_EVER}}, 1),
+        ("/v1/chat/completions", {"messages": SAID, "max_tokens": FOR_EVER, "n": 2}, 2),
     ):
         before = dropped(endless)
-        asked = urllib.request.Request(endless.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        with pytest.raises(TimeoutError):
-            urllib.request.urlopen(asked, timeout=0.3)
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", endless.port, timeout=SECONDS)) as asked:
+            asked.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+            end = time.monotonic() + SECONDS
+            while endless.metric("tgi_batch_current_size") < answers:
+                assert time.monotonic() < end, "it never began"
+                time.sleep(0.02)
         freed(endless, before)
