@@ -18,6 +18,7 @@ an answer: a row that is admitted again reads what it had generated.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 import time
 from collections import OrderedDict, deque
@@ -37,6 +38,8 @@ from forerun.messages import Emit, SamplingParams
 
 if TYPE_CHECKING:
     from forerun.engine.rows import Share
+
+log = logging.getLogger(__name__)
 
 Bits = NDArray[np.uint8]
 """one bit for each token id, the lowest first; 1 = allowed"""
@@ -121,18 +124,17 @@ class Matcher:
         return Followed(kept, masks)
 
     def _mask(self, path: list[int], masks: dict[tuple[int, ...], Bits]) -> bool:
-        """Note what may come behind a legal path; nothing does behind an end. False where the library gives up."""
-        if path[-1] in self._ends or tuple(path) in masks:
+        """Note what may come behind a legal path; nothing does behind an end. False where that is nothing at all (a dead end, or the
+        library gives up): the row says so when it gets there. What was drawn stays, and is refused there."""
+        place = tuple(path)
+        if path[-1] in self._ends:
             return True
-        self._go(path)
-        bits = self._bits()
-        if self._live.is_error():
-            self._again()
-            return False
-        if not bits.any():  # a dead end: what is to be said of it is said when the row gets there
-            return False
-        masks[tuple(path)] = bits
-        return True
+        if place not in masks:
+            self._go(path)
+            masks[place] = self._bits()
+            if self._live.is_error():
+                self._again()
+        return bool(masks[place].any())
 
     def _go(self, path: list[int]) -> None:
         """Stand behind this path of guesses."""
@@ -348,6 +350,9 @@ def along(shares: Sequence[Share], drafts: Sequence[Draft], rooms: Sequence[Room
         try:
             found[place] = matching.take(followed.result(max(0.0, until - time.monotonic())))
         except TimeoutError:
+            found[place] = Draft.none()
+        except Exception as error:  # this row's grammar, and no fault of whoever drafted
+            log.warning("the guesses of a row cannot be held to its grammar: %s", error)
             found[place] = Draft.none()
     return found
 

@@ -59,9 +59,11 @@ class Counts:
         """As if the path had been generated."""
         for token in path:
             self.push(token)
-        yield
-        for token in reversed(path):
-            self.pop(token)
+        try:
+            yield
+        finally:
+            for token in reversed(path):
+                self.pop(token)
 
     def pop(self, token: int) -> None:
         """Undo the newest push, which was of `token`."""

@@ -26,6 +26,7 @@ from forerun.kernels.dice import signed
 log = logging.getLogger(__name__)
 
 NOT_A_NUMBER = "the model computed something that is not a number"
+NOTHING_ALLOWED = "the grammar allows no token here that the model has"
 
 
 @dataclasses.dataclass(slots=True)
@@ -157,6 +158,8 @@ class Sampler:
                 processing.discourage(scores, row.said.ids, row.said.counts, params)
         if row.matching is not None and (allowed := row.matching.at(ask.path)) is not None:
             processing.forbid(scores, allowed)
+            if scores.max() == -np.inf:
+                raise ArithmeticError(NOTHING_ALLOWED)
         if params.sample and params.temperature != 1.0:
             scores /= np.float32(params.temperature)
         return scores
@@ -202,6 +205,8 @@ def _best(candidates: _Candidates, noise: Scores | None) -> Choice:
     scores, ids = candidates.scores, candidates.ids
     place = int(np.argmax(scores if noise is None else scores + noise))
     normalizer = processing.log_normalizer(scores)
+    if not isfinite(normalizer):
+        return Choice(-1, error=NOT_A_NUMBER)
     n = candidates.ask.row.params.top_n
     top = processing.most_likely(scores, ids, normalizer, n) if n else []
     return Choice(place if ids is None else int(ids[place]), processing.single(float(scores[place]) - normalizer), top)

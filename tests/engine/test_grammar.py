@@ -137,6 +137,16 @@ def test_probes_and_drawn_guesses_stay() -> None:
     assert reader.follow(drawn, root).draft is drawn
 
 
+def test_drawn_guesses_into_a_dead_end_are_refused_there() -> None:
+    """Nothing ends this row, so nothing comes behind the whole of its grammar."""
+    reader = matcher("ab", ends=[])
+    root = reader.advance([]).bits
+    drawn = Draft(say("ab"), [-1, 0], [0.5] * 2, [False] * 2, law=[np.ones(VOCAB) / VOCAB] * 2)
+    followed = reader.follow(drawn, root)
+    assert followed.draft is drawn and not followed.masks[tuple(say("ab"))].any()
+    assert reader.follow(Draft.chain(say("ab")), root).draft.token == say("a")
+
+
 class TestJoin:
     def test_nothing_forced(self) -> None:
         draft = Draft.chain([1, 2])
@@ -340,6 +350,19 @@ def test_guesses_against_the_grammar_cost_no_rows() -> None:
     assert row.accepted >= 3, "forced tokens were guessed"
     computed = sum(rows for rows, _ in front.engine._backend.calls)
     assert computed == len(PROMPT) + (len(front.engine._backend.calls) - 1) + row.drafted
+
+
+def test_a_grammar_that_fails_on_guesses_costs_these_and_no_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+    def follow(self: Matcher, draft: Draft, root: grammar.Bits) -> grammar.Followed:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(Matcher, "follow", follow)
+    front = Front(tiny_engine(Chain()))
+    row = Sequence_(PROMPT, params())
+    front.admit(row)
+    front.run(guess=4)
+    assert row.answer == alone(PROMPT, params()).answer and row.drafted == 0
+    assert front.engine._speculator.failures == 0
 
 
 def test_compiled_grammars_are_few(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from forerun.backends.registry import open_backend
 from forerun.engine.models.model import Output
 from forerun.engine.rows import Row
-from forerun.engine.sampler import Ask, Choice, Sampler
+from forerun.engine.sampler import NOTHING_ALLOWED, Ask, Choice, Sampler
 from forerun.messages import SamplingParams
 from tests.engine.tiny import TinyHead
 
@@ -80,3 +81,28 @@ def test_logits_are_made_once_and_only_if_asked_for() -> None:
     assert HEAD.made == before + 1
     with pytest.raises(ValueError, match="hidden states and a head"):
         _ = Output(None).logits
+
+
+class Nothing:
+    """A matcher of a place where no token is allowed."""
+
+    def at(self, path: object) -> np.ndarray:
+        return np.zeros(VOCAB // 8, np.uint8)
+
+
+@pytest.mark.parametrize("kind", [*SIMPLE, *OTHER])
+def test_where_nothing_is_allowed_the_row_has_an_error_whatever_it_asks_for(kind: dict[str, object]) -> None:
+    one, other = ask(0, kind), ask(1, kind)
+    one.row.matching, one.row.plain, one.row.drawn = Nothing(), False, False  # type: ignore[assignment]
+    scores = HEAD.logits(states(4, 2))
+    choices = sampler().choose(scores, [one, other])
+    assert choices[0].error == NOTHING_ALLOWED
+    assert said(choices[1:]) == said(sampler().choose(scores, [other]))
+    assert one.row.counts is None or one.row.counts.length == len(one.row.tokens), "the guess was taken back"
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("kind", [*SIMPLE, *OTHER])
+def test_scores_that_a_temperature_makes_infinite_are_an_error_and_never_a_token(kind: dict[str, object]) -> None:
+    one = ask(0, {**kind, "sample": True, "temperature": 1e-45, "raw_logprobs": False})
+    assert sampler().choose(HEAD.logits(states(4, 1)), [one])[0].error
