@@ -52,6 +52,13 @@ async def test_every_difference_from_tgis_document_is_explained() -> None:
     assert all(len(why) > 3 for *_, why in said.values())
 
 
+def test_nothing_is_told_twice() -> None:
+    """A row that a newer one was put beside contradicts it."""
+    for part in PAGE.read_text(encoding="utf-8").split("\n## "):
+        told = [line.split(" | ")[0] for line in part.splitlines() if line.startswith("| ")]
+        assert len(told) == len(set(told)), sorted({one for one in told if told.count(one) > 1})
+
+
 def test_a_difference_is_found_wherever_it_is() -> None:
     """The comparison itself: types, enums, bounds, defaults, required, nested fields, whole routes."""
 
