@@ -95,6 +95,10 @@ def open_auto(folder: Path, setting: Setting) -> tuple[str, Drafter]:
             return spec, open_drafter(spec, setting)
         except StartError as refused:
             log.warning("--speculator auto found %s, but it cannot be used: %s; %s", found, refused.error, refused.cure)
+        except Exception as error:  # a file or a configuration that nobody thought of
+            log.warning(
+                "--speculator auto found %s, but it cannot be read (%r); to see why, ask for it by name", found, error, exc_info=True
+            )
     return AUTO, open_drafter(AUTO, setting)
 
 

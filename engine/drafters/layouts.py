@@ -31,8 +31,7 @@ def find_heads(folder: Path) -> str | None:
     """The best drafter in or beside a model's folder, as `--speculator` would have it (`eagle=DIR`), or None."""
     if not folder.is_dir():
         return None
-    inside = sorted(each for each in folder.iterdir() if each.is_dir())
-    near = (each for each in sorted(folder.parent.iterdir()) if each.is_dir())
+    inside, near = folders_in(folder), folders_in(folder.parent)
     beside = [each for each in near if each != folder and each.name.startswith((f"{folder.name}-", f"{folder.name}."))]
     found: dict[str, Path] = {}
     for place in (folder, *inside, *beside):
@@ -42,14 +41,20 @@ def find_heads(folder: Path) -> str | None:
     return next((f"{kind}={found[kind]}" for kind in BEST_FIRST if kind in found), None)
 
 
+def folders_in(place: Path) -> list[Path]:
+    """By name; none where nobody may look."""
+    try:
+        return sorted(each for each in place.iterdir() if each.is_dir())
+    except OSError:
+        return []
+
+
 def kind_of(folder: Path) -> str | None:
     """The drafter whose weights these are, or that they hold; None for anything else, an ordinary model included."""
     try:
-        config = read_config(folder) or {}
-        names = names_in(folder)
-    except (StartError, OSError, ValueError, pickle.UnpicklingError):
-        return None
-    return told_by(config, names)
+        return told_by(read_config(folder) or {}, names_in(folder))
+    except (StartError, OSError, ValueError, TypeError, AttributeError, pickle.UnpicklingError):
+        return None  # files that are not what their names say
 
 
 def told_by(config: dict[str, Any], names: Iterable[str]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,35 @@ def test_what_is_no_drafter(tmp_path: Path) -> None:
     assert find_heads(tmp_path / "model") is None and find_heads(tmp_path / "model.gguf") is None
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.json", '{"architectures": 5}'),
+        ("config.json", "[]"),
+        ("model.safetensors.index.json", "[]"),
+        ("model.safetensors.index.json", '{"weight_map": 5}'),
+        ("model.safetensors", "\1\0\0\0\0\0\0\0" + "5"),
+    ],
+)
+def test_files_that_are_not_what_they_are_called(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "model-heads").mkdir()
+    (tmp_path / "model-heads" / name).write_text(text)
+    assert find_heads(write_tiny(tmp_path / "model")) is None
+
+
+def test_where_nobody_may_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, look = write_tiny(tmp_path / "model"), Path.iterdir
+    write_eagle3(model / "heads")
+
+    def iterdir(self: Path) -> Iterator[Path]:
+        if self == tmp_path:
+            raise PermissionError(self)
+        return look(self)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    assert find_heads(model) == f"eagle={model / 'heads'}"
+
+
 def test_where_auto_looks(tmp_path: Path) -> None:
     model = write_tiny(tmp_path / "model")
     write_eagle3(tmp_path / "other-eagle3")
@@ -75,3 +105,13 @@ def test_auto_is_the_look_ups_and_what_is_found(tmp_path: Path, caplog: pytest.L
     (tmp_path / "model-eagle3" / "config.json").write_text(json.dumps(config | {"target_hidden_size": 64}))
     assert open_auto(model, setting)[0] == "suffix"
     assert "another target" in caplog.text and "cannot be used" in caplog.text
+
+
+def test_heads_that_cannot_be_read_are_no_reason_not_to_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = write_target(tmp_path / "model")
+    heads = write_eagle3(tmp_path / "model-eagle3")
+    config = json.loads((heads / "config.json").read_text())
+    (heads / "config.json").write_text(json.dumps(config | {"eagle_aux_hidden_state_layer_ids": 3}))
+    setting = Setting(4, True, host(model))
+    assert open_auto(model, setting)[0] == "suffix"
+    assert "ask for it by name" in caplog.text
