@@ -31,6 +31,8 @@ TIMEOUT_SECONDS = 1.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 MOST_BYTES = 1 << 22
 """of an answer"""
+MOST_GUESSES = 1024
+"""behind one sequence: a step looks through them"""
 BROKEN = (OSError, http.client.HTTPException, ValueError, msgspec.MsgspecError)
 """what a service that is dead, slow or lying makes of a question"""
 _HEADERS = {"Content-Type": "application/msgpack"}
@@ -251,6 +253,8 @@ def _checked(draft: Guess, vocab: int) -> None:
     count = len(draft.token)
     if not count == len(draft.parent) == len(draft.confidence):
         raise ValueError("a guess whose lists are not of one length")
+    if count > MOST_GUESSES:
+        raise ValueError(f"{count} guesses behind one sequence")
     if any(not 0 <= token < vocab for token in draft.token):
         raise ValueError("a guess that is no token of the target")
     if any(not -1 <= parent < i for i, parent in enumerate(draft.parent)):

@@ -193,6 +193,7 @@ class TestFailures:
             "no tree": lambda ask: said(Answer(ask.epoch, [Guess(1, 2, [5, 6], [-1, 1], [0.9, 0.9])])),
             "half a tree": lambda ask: said(Answer(ask.epoch, [Guess(1, 2, [5, 6], [-1], [0.9, 0.9])])),
             "no number": lambda ask: said(Answer(ask.epoch, [Guess(1, 2, [5], [-1], [math.nan])])),
+            "endless guesses": lambda ask: said(Answer(ask.epoch, [Guess(1, 2, [5] * 9999, list(range(-1, 9998)), [0.9] * 9999)])),
             "endless loss": lambda ask: said(Answer(ask.epoch, [], [row.key for row in ask.rows])),
             "too much": lambda ask: web.Response(body=bytes(5 << 20)),
         }.items(),
