@@ -24,6 +24,8 @@ MOST_BYTES = 256 << 10
 """of a grammar; the largest that people wrote by hand have a tenth"""
 KEPT, KEPT_BYTES = 256, 4 << 20
 """answers that are remembered, and the bytes of them all"""
+WAIT_SECONDS = 30.0
+"""behind the grammars of others; then it is an overload, since nobody should wait minutes for a hundred grammars of two seconds"""
 WALL_SECONDS = 60.0
 """for a process that was stopped; what takes too long is ended by its own clock (`grammar_check.SECONDS`)"""
 COMMAND = (sys.executable, "-P", "-m", "forerun.server.grammar_check")
@@ -81,7 +83,7 @@ class GrammarReader:
         self._bytes = 0
 
     async def read(self, constraint: Constraint) -> str:
-        """The form that workers compile. Raises ApiError (422)."""
+        """The form that workers compile. Raises ApiError: 422, or 429 where too many others are read before it."""
         size = len(constraint.value.encode())
         if size > MOST_BYTES:
             raise invalid(f"grammar is not valid: it has {size} bytes, {MOST_BYTES} are the most")
@@ -124,12 +126,17 @@ class GrammarReader:
         await self._end()
 
     async def _read(self, constraint: Constraint) -> str | ApiError:
-        async with self._turn:
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise refused(Refused("Model is overloaded: the grammars of others take long to read")) from None
+        try:
             self._begun = constraint
-            try:
-                told = await self._ask(constraint)
-            finally:
-                self._begun = None
+            told = await self._ask(constraint)
+        finally:
+            self._begun = None
+            self._turn.release()
         error = told.get("error")
         answer = invalid(f"grammar is not valid: {error}") if error is not None else told["grammar"]
         self._keep(constraint, answer)

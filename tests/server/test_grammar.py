@@ -282,6 +282,23 @@ class TestReader:
         assert await reader.read(Constraint("regex", "first")) == "made of first", "what was begun is kept"
         assert begun == ["first", "x7"] and not reader._reading and not reader._waiting
 
+    async def test_who_waits_too_long_behind_others_is_told_so(self, reader: GrammarReader, monkeypatch: pytest.MonkeyPatch) -> None:
+        may_go_on = asyncio.Event()
+
+        async def ask(constraint: Constraint) -> dict[str, str]:
+            await may_go_on.wait()
+            return {"grammar": constraint.value}
+
+        monkeypatch.setattr(reader, "_ask", ask)
+        slow = asyncio.create_task(reader.read(Constraint("regex", "slow")))
+        await asyncio.sleep(0)
+        with monkeypatch.context() as patched, pytest.raises(ApiError) as caught:
+            patched.setattr(grammar, "WAIT_SECONDS", 0.01)
+            await reader.read(Constraint("regex", "next"))
+        assert caught.value.status == 429 and "Retry-After" in caught.value.headers
+        may_go_on.set()
+        assert await slow == "slow" and await reader.read(Constraint("regex", "next")) == "next", "it was no answer to be kept"
+
     async def test_the_loop_does_not_wait(self, reader: GrammarReader) -> None:
         wide = {"type": "object", "properties": {f"p{i}": {"type": "string", "pattern": f"^a{{1,{i + 1}}}$"} for i in range(3000)}}
         task = asyncio.create_task(passes(reader, schema(wide)))
