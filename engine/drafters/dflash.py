@@ -25,7 +25,7 @@ from forerun.engine.drafters.dspark import has_heads, read_spark
 from forerun.engine.drafters.heads import Heads, parse_value
 from forerun.engine.drafters.lattice import Lattice, Levels
 from forerun.engine.drafters.registry import Host, Setting
-from forerun.engine.drafters.taps import STORED, Traced, Trail
+from forerun.engine.drafters.taps import LOOSE, STORED, Traced, Trail
 from forerun.engine.drafters.voice import ROWS, Marginals, Voice, speak
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class Blocks:
         self._quiet = 0
         rows, hidden = host.start.max_rows, host.model.hidden
         work = (rows * plan.size + CATCH_UP) * net.width + net.gathered(plan.size)
-        work += (STORED + CATCH_UP) * len(plan.taps) * hidden + 2 * max(rows, ROWS) * vocab
+        work += (LOOSE * STORED + CATCH_UP) * len(plan.taps) * hidden + 2 * max(rows, ROWS) * vocab
         self.needs = Needs(plan.taps, (pool,), most, lazy=False, weight_bytes=weight_bytes, work_bytes=4 * work, attach=self._attach)
 
     @property

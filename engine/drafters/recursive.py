@@ -25,7 +25,7 @@ from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Place, Ter
 from forerun.engine.drafters.lattice import Levels
 from forerun.engine.drafters.recursive_net import Net, Stage, Stepped
 from forerun.engine.drafters.registry import Host
-from forerun.engine.drafters.taps import STORED, Traced, Trail
+from forerun.engine.drafters.taps import LOOSE, STORED, Traced, Trail
 
 CATCH_UP = 512
 """entries that are made up for in one call, beside those behind each root"""
@@ -73,7 +73,7 @@ class Recursive:
         self._room = CATCH_UP + rows * (most + 2)
         staged = made.width + made.net.carried
         work = self._room * (made.net.width * COPIES + staged) + 2 * rows * beams * made.net.vocab
-        work += STORED * len(made.taps) * host.model.hidden
+        work += LOOSE * STORED * len(made.taps) * host.model.hidden
         self.needs = Needs(made.taps, (made.pool,), most, lazy=False, weight_bytes=made.bytes, work_bytes=4 * work, attach=self._attach)
 
     @property

@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 
 STORED = 4096
 """feature rows that may wait, of all rows together"""
-SPARSE = 8
-"""A view of storage so many times its size is copied."""
+SPARSE, LOOSE = 8, 2
+"""A view of storage so many times its size is copied: at once, and when it waits longer than a step."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -118,7 +118,7 @@ class Trail:
         while left:
             part = traced.parts.popleft()
             if part.shape[0] > left:
-                traced.parts.appendleft(part[left:])
+                traced.parts.appendleft(close(part[left:], LOOSE))
                 part = part[:left]
             parts.append(part)
             left -= part.shape[0]
@@ -162,9 +162,9 @@ class Trail:
             features = features[known:]
         if not features.shape[0]:
             return
-        if features.untyped_storage().nbytes() > SPARSE * features.nbytes:
-            features = features.clone()
-        traced.parts.append(features)
+        if traced.parts:
+            traced.parts[-1] = close(traced.parts[-1], LOOSE)
+        traced.parts.append(close(features, SPARSE))
         traced.waiting += features.shape[0]
         self.waiting += features.shape[0]
 
@@ -182,6 +182,11 @@ class Trail:
         traced.base, row.computed, traced.waiting = base, base, kept
         traced.parts = deque([] if features is None else [features])
         self._held.forget(row.number)
+
+
+def close(part: Tensor, most: int) -> Tensor:
+    """A copy of its own, if it is a view of storage more than `most` times its size."""
+    return part.clone() if part.untyped_storage().nbytes() > most * part.nbytes else part
 
 
 def open_row(commit: Commit, i: int) -> Row:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from forerun.engine.drafters.draft import Commit
-from forerun.engine.drafters.taps import Trail
+from forerun.engine.drafters.taps import LOOSE, Trail
 from forerun.engine.kv import Table
 from tests.engine.drafters.nets import Told, told, write_eagle3
 from tests.engine.drafters.plain_eagle import Golden
@@ -53,6 +53,22 @@ def test_features_are_not_kept_alive_by_the_step_they_came_from() -> None:
     traced = kept.get(1)
     assert traced is not None
     assert traced.parts[0].untyped_storage().nbytes() == 4
+
+
+@pytest.mark.parametrize("beside", [1, 3, 7])
+def test_features_that_wait_take_little_more_than_their_size(beside: int) -> None:
+    """A row that nobody asks about waits beside others whose features were taken: each step's tensor would stay whole for its sake."""
+    kept = trail(stored=1000)
+    kept.absorb(Commit([1], [0], [[*range(100)]], [100], [torch.zeros(100, 1)]))
+    traced = kept.get(1)
+    assert traced is not None
+    kept.take(traced, 95)
+    for at in range(100, 130):
+        step = torch.zeros(1 + beside, 1)
+        kept.absorb(Commit([1], [at], [[at]], [at + 1], [step[:1]]))
+    *waiting, _newest = traced.parts
+    assert all(part.untyped_storage().nbytes() <= LOOSE * part.nbytes for part in waiting)
+    assert kept.waiting == sum(len(part) for part in traced.parts) == 35
 
 
 @pytest.mark.parametrize("found", [16, 32, 48])
