@@ -214,7 +214,7 @@ class Matching:
                 if self._matcher is None:
                     self._matcher = self._make()
                 self._root = self._matcher.advance(read)
-            except Exception as error:
+            except BaseException as error:  # a panic of the library is no Exception, and the row must not wait for ever
                 self.error = self.error or str(error) or type(error).__name__
             self._settled.set()
 
@@ -229,8 +229,8 @@ class Matching:
         def job() -> None:
             try:
                 done.set_result(matcher.follow(draft, root.bits))
-            except Exception as error:
-                done.set_exception(error)
+            except BaseException as error:
+                done.set_exception(GrammarError(str(error) or type(error).__name__))
 
         self._submit(job)
         return done

@@ -352,9 +352,22 @@ def test_guesses_against_the_grammar_cost_no_rows() -> None:
     assert computed == len(PROMPT) + (len(front.engine._backend.calls) - 1) + row.drafted
 
 
-def test_a_grammar_that_fails_on_guesses_costs_these_and_no_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+class Panic(BaseException):
+    """What the library's bindings raise where it gives up altogether."""
+
+
+def test_a_panic_of_the_library_ends_the_row_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def advance(self: Matcher, tokens: Sequence[int]) -> grammar.Root:
+        raise Panic("it panicked")
+
+    monkeypatch.setattr(Matcher, "advance", advance)
+    assert alone(PROMPT, params()).error == "it panicked"
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, Panic])
+def test_a_grammar_that_fails_on_guesses_costs_these_and_no_drafter(kind: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
     def follow(self: Matcher, draft: Draft, root: grammar.Bits) -> grammar.Followed:
-        raise RuntimeError("no")
+        raise kind("no")
 
     monkeypatch.setattr(Matcher, "follow", follow)
     front = Front(tiny_engine(Chain()))
