@@ -3,7 +3,6 @@ bit, and nothing of the path stays behind."""
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -63,13 +62,6 @@ def test_every_kind_of_processing_looks_at_the_path() -> None:
         sampler = Sampler(OPS, VOCAB, 0.5, 2.0)
         answers = {str(said(sampler.choose(logits.clone(), [Ask(0, row, path)])[0])) for path in ((), (7, 7), tuple(range(40, 60)))}
         assert (len(answers) > 1) == looks, kind
-
-
-def test_no_parameter_is_forgotten() -> None:
-    """Whoever adds a way to choose tokens adds a kind of request that uses it: then all tests of identity know it."""
-    others = {"seed", "prompt_tokens", "max_new_tokens", "stop_ids", "logprobs", "prompt_logprobs"}
-    used = {name for kind in KINDS.values() for name in kind}
-    assert {field.name for field in msgspec.structs.fields(SamplingParams)} - others == used - {"seed"}
 
 
 def test_what_is_counted_after_accepted_runs_is_what_is_there() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -427,3 +428,10 @@ def test_same_seed_same_text_other_seed_other_text() -> None:
 def test_sampling_params_default_is_greedy() -> None:
     prompt = prompt_of(1, 21)
     assert alone(prompt, SamplingParams(5, 21, 24)).tokens == truth("greedy", 1, 21).tokens
+
+
+def test_no_parameter_is_forgotten() -> None:
+    """Whoever adds a way to choose tokens adds a kind of request that uses it: then all tests of identity know it."""
+    others = {"seed", "prompt_tokens", "max_new_tokens", "stop_ids", "logprobs", "prompt_logprobs"}
+    used = {name for kind in ALL.values() for name in kind}
+    assert {field.name for field in msgspec.structs.fields(SamplingParams)} - others == used - {"seed"}

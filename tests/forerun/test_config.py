@@ -302,7 +302,6 @@ def test_no_guesses_at_all_is_no_speculator() -> None:
 UNREAD = {
     "hf_home": "decides huggingface_hub_cache, in config.py itself",
     "hf_token": "handed on by worker_environment",
-    "disable_grammar_support": "grammars are always refused in this version",
     "lora_adapters": "refused in config.py itself",
     "ngrok": "refused in config.py itself",
 }
