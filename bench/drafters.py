@@ -24,7 +24,7 @@ from forerun.bench.errors import BenchError
 from forerun.bench.launched import Launched, ours
 from forerun.bench.load import Amount, Load, Target
 from forerun.bench.records import Record, Shape
-from forerun.bench.speculation import FLAGS, WARM_TOKENS, Counts, checked, describe, differing, side
+from forerun.bench.speculation import FLAGS, WARM_TOKENS, Counts, checked, describe, outcome
 from forerun.bench.sweep import Match, Outcome, Spot, condense, lives
 from forerun.bench.template import chat_form
 from forerun.bench.workloads import Workload
@@ -107,22 +107,6 @@ class Field:
         before = Counts.of(await server.metrics())
         records = await load.run(Shape(streams=match.streams), Amount(requests=len(match.prompts), cut=True))
         return checked(records), Counts.of(await server.metrics()).since(before)
-
-
-def outcome(match: Match, fast: Sequence[Record], counts: Counts, slow: Sequence[Record], plain: Counts) -> Outcome:
-    steps = counts.committed - counts.accepted  # each step of a sequence brings one token that was not guessed
-    return Outcome(
-        match.round,
-        match.workload,
-        match.streams,
-        side(fast, counts),
-        side(slow, plain),
-        guesses=counts.drafted / steps if steps else 0.0,
-        acceptance=counts.accepted / counts.drafted if counts.drafted else 0.0,
-        tokens=counts.committed / steps if steps else 0.0,
-        differing=differing(match.prompts, fast, slow),
-        state=counts.state,
-    )
 
 
 def table(spots: dict[str, list[Spot]], streams: int) -> str:

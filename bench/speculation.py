@@ -94,19 +94,7 @@ class Sweep:
         order = (guessing, plain) if match.guessing_first else (plain, guessing)
         taken = {server: await self._take(server, match) for server in order}
         (fast, counts), (slow, plain_counts) = taken[guessing], taken[plain]
-        steps = counts.committed - counts.accepted  # each step of a sequence brings one token that was not guessed
-        return Outcome(
-            match.round,
-            match.workload,
-            match.streams,
-            side(fast, counts),
-            side(slow, plain_counts),
-            guesses=counts.drafted / steps if steps else 0.0,
-            acceptance=counts.accepted / counts.drafted if counts.drafted else 0.0,
-            tokens=counts.committed / steps if steps else 0.0,
-            differing=differing(match.prompts, fast, slow),
-            state=counts.state,
-        )
+        return outcome(match, fast, counts, slow, plain_counts)
 
     async def _take(self, server: Launched, match: Match) -> tuple[list[Record], Counts]:
         """The match on one server, and what its counters gained by it."""
@@ -158,6 +146,23 @@ def checked(records: list[Record]) -> list[Record]:
     if errors:
         raise BenchError(f"requests failed: {'; '.join(sorted(errors))}")
     return records
+
+
+def outcome(match: Match, fast: Sequence[Record], counts: Counts, slow: Sequence[Record], plain: Counts) -> Outcome:
+    """Of a match, what came of its guesses: answers and counters with them, and those without."""
+    steps = counts.committed - counts.accepted  # each step of a sequence brings one token that was not guessed
+    return Outcome(
+        match.round,
+        match.workload,
+        match.streams,
+        side(fast, counts),
+        side(slow, plain),
+        guesses=counts.drafted / steps if steps else 0.0,
+        acceptance=counts.accepted / counts.drafted if counts.drafted else 0.0,
+        tokens=counts.committed / steps if steps else 0.0,
+        differing=differing(match.prompts, fast, slow),
+        state=counts.state,
+    )
 
 
 def side(records: Sequence[Record], counts: Counts) -> Side:

@@ -104,11 +104,7 @@ class Blocks:
         return self._trail.late
 
     def absorb(self, commit: Commit) -> None:
-        settle = self.levels.calibration
-        for i, (traced, new) in enumerate(self._trail.absorb(commit)):
-            if not commit.start[i]:
-                settle.forget(traced.row.number)
-            settle.settle(traced.row.number, new)
+        self._trail.learn(commit, self.levels.calibration)
         self._quiet += 1
         if self._trail.excess and self._quiet <= QUIET:
             self._enter_behind(self._trail.excess)

@@ -82,11 +82,7 @@ class Recursive:
         return self._trail.late
 
     def absorb(self, commit: Commit) -> None:
-        settle = self._levels.calibration
-        for i, (traced, new) in enumerate(self._trail.absorb(commit)):
-            if not commit.start[i]:
-                settle.forget(traced.row.number)
-            settle.settle(traced.row.number, new)
+        self._trail.learn(commit, self._levels.calibration)
         self._quiet += 1
         if self._trail.excess and self._quiet <= QUIET:
             self._enter_behind(self._trail.excess)

@@ -28,6 +28,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from forerun.engine.drafters.calibration import Calibration
 from forerun.engine.drafters.draft import Commit
 from forerun.engine.drafters.held import Held
 from forerun.engine.drafters.history import fresh
@@ -140,6 +141,13 @@ class Trail:
     def excess(self) -> int:
         """Feature rows that wait beyond what may."""
         return max(0, self.waiting - self._stored)
+
+    def learn(self, commit: Commit, calibration: Calibration) -> None:
+        """Absorbs, and tells what became of the guesses for these rows; a row that begins anew has none."""
+        for i, (traced, new) in enumerate(self.absorb(commit)):
+            if not commit.start[i]:
+                calibration.forget(traced.row.number)
+            calibration.settle(traced.row.number, new)
 
     def shed(self) -> None:
         """Give up what is too much."""

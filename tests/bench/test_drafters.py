@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from forerun.bench import drafters, plots
-from forerun.bench.drafters import Field, Settings, found, outcome, table, verdicts
+from forerun.bench.drafters import Field, Settings, found, table, verdicts
 from forerun.bench.records import Record
-from forerun.bench.speculation import Counts
+from forerun.bench.speculation import Counts, outcome
 from forerun.bench.sweep import Match, Spot
 from forerun.bench.workloads import Workload
 
