@@ -19,6 +19,7 @@ from forerun.train.frame import Frame
 from forerun.train.kinds.registry import KINDS, Setting, open_kind, options
 from forerun.train.progress import say
 from forerun.train.shards import Record
+from forerun.train.states import Shelf
 from forerun.train.taps import Taps
 from forerun.train.target import Target
 from forerun.train.trainer import Plan, Trainer
@@ -65,7 +66,7 @@ def _asked(argv: Sequence[str]) -> argparse.Namespace:
     learning.add_argument("--batch-tokens", type=int, default=4096, help="tokens of a step (default: %(default)s)")
     learning.add_argument("--rate", type=float, default=3e-3, help="the highest learning rate (default: %(default)s)")
     learning.add_argument(
-        "--keep-mb", type=int, default=2048, help="hidden states of the target that are remembered between epochs (default: %(default)s)"
+        "--keep-mb", type=int, default=2048, help="hidden states of the target that are kept in WORK/states (default: %(default)s)"
     )
     learning.add_argument("--float32", action="store_true", help="do not compute in bfloat16")
     options(kind, parser)
@@ -90,7 +91,8 @@ def _run(asked: argparse.Namespace, folder: Path, command: str) -> None:
     threads = asked.threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)  # the writer's kernels have threads of their own and left torch with one
     start = Start(model_id=str(folder), threads=threads)
-    draft = open_kind(asked.kind, asked, Setting(folder, learnt, asked.seed, lambda layers: Taps(start, layers, asked.keep_mb << 20)))
+    shelf = Shelf(work / "states", asked.keep_mb << 20)
+    draft = open_kind(asked.kind, asked, Setting(folder, learnt, asked.seed, lambda layers: Taps(start, layers, shelf)))
     torch.set_num_threads(threads)  # a reader of taps has its own too
     plan = Plan(asked.epochs, asked.batch_tokens, asked.rate, asked.seed, not asked.float32)
     trainer = Trainer(draft, learnt, plan, work / f"{asked.kind}.pt", say, asked.minutes)

@@ -1,7 +1,7 @@
-"""What the target thinks while it reads: the hidden states behind some of its layers, computed anew for each batch of texts.
+"""What the target thinks while it reads: the hidden states behind some of its layers, computed for each batch of texts.
 
 They are streamed: a batch's states live as long as its step. For a whole text they would take layers · hidden · 2 bytes a token (3.4 KB
-for the demo model, 40 KB for one of 8 billion parameters). So many of them as `keep` bytes hold are remembered for the next epoch, in
+for the demo model, 40 KB for one of 8 billion parameters). So many of them as the shelf has room for are remembered (`states.py`), in
 bfloat16, as which all are handed out. The same weights, kernels and number type as in serving: a head learns from what it will be fed.
 
 Layers are numbered as in `Model.forward`: i is the residual stream behind decoder layer i, `layers` the final norm of the last.
@@ -9,7 +9,7 @@ Layers are numbered as in `Model.forward`: i is the residual stream behind decod
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -21,45 +21,55 @@ from forerun.engine.kv import Table
 from forerun.engine.models.load import load_model
 from forerun.messages import Start
 from forerun.train.shards import Record
+from forerun.train.states import Shelf
 
 STEP_TOKENS = 4096
 """tokens of a forward, unless one text has more"""
 
 
 class Taps:
-    """`layers`: which states, in the order in which they lie in the result. `keep`: bytes of them that are remembered."""
+    """`layers`: which states, in the order in which they lie in the result. `shelf`: where they are remembered, None = nowhere."""
 
-    def __init__(self, start: Start, layers: Sequence[int], keep: int = 0) -> None:
+    def __init__(self, start: Start, layers: Sequence[int], shelf: Shelf | None = None) -> None:
         self._backend = open_backend(start.device, start.threads, start.memory_fraction)
         self._model = load_model(start, self._backend, lambda stage, done, total: None)
         self._layers = tuple(layers)
         self._size = self._backend.caps.page_tokens
         self._pool: Pool | None = None
-        self._room_left = keep
-        self._kept: dict[bytes, Tensor] = {}
+        self._shelf = shelf
 
     def read(self, text: Sequence[Record]) -> list[Tensor]:
         """float32 [tokens, layers · hidden] for each text."""
-        fresh = [record for record in text if record.tokens.tobytes() not in self._kept]
+        kept = [self._kept(record) for record in text]
+        missing = iter(self._computed([record for record, states in zip(text, kept) if states is None]))
+        return [(next(missing) if states is None else states).float() for states in kept]
+
+    def _kept(self, record: Record) -> Tensor | None:
+        if self._shelf is None:
+            return None
+        parts = []
+        for layer in self._layers:
+            part = self._shelf.get(record, layer, self._model.hidden)
+            if part is None:
+                return None
+            parts.append(part)
+        return torch.cat(parts, 1)
+
+    def _computed(self, text: Sequence[Record]) -> list[Tensor]:
+        """In forwards of as many whole texts as have room in one."""
         found: list[Tensor] = []
         waiting: list[Record] = []
-        for record in fresh:
+        for record in text:
             if waiting and sum(len(other.tokens) for other in waiting) + len(record.tokens) > STEP_TOKENS:
                 found += self._forward(waiting)
                 waiting = []
             waiting.append(record)
-        states = iter(found + self._forward(waiting) if waiting else found)
-        return [self._of(record, states).float() for record in text]
-
-    def _of(self, record: Record, fresh: Iterator[Tensor]) -> Tensor:
-        key = record.tokens.tobytes()
-        if key in self._kept:
-            return self._kept[key]
-        states = next(fresh)
-        if states.nbytes <= self._room_left:
-            self._room_left -= states.nbytes
-            self._kept[key] = states
-        return states
+        found += self._forward(waiting) if waiting else []
+        if self._shelf is not None:
+            for record, states in zip(text, found):
+                for layer, part in zip(self._layers, states.split(self._model.hidden, 1)):
+                    self._shelf.put(record, layer, part)
+        return found
 
     def _forward(self, text: Sequence[Record]) -> list[Tensor]:
         counts = [len(record.tokens) for record in text]

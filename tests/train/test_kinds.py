@@ -105,7 +105,7 @@ def written(folder: Path) -> list[Record]:
 
 
 def trained(kind: str, folder: Path, steps: int) -> registry.Draft:
-    taps = functools.cache(lambda layers: Taps(start(folder), layers, 1 << 20))
+    taps = functools.cache(lambda layers: Taps(start(folder), layers))
     head = open_kind(kind, asked(kind, SMALL[kind]), registry.Setting(folder, written(folder), 0, taps))
     optimizer = torch.optim.AdamW([one for one in head.net.parameters() if one.requires_grad], lr=5e-3)
     for _ in range(steps):
