@@ -15,9 +15,10 @@ from typing import Any
 
 import msgspec
 
+from forerun.server.dialects import ARGS, JSON, Dialect, dialect_of
 from forerun.server.errors import ApiError, malformed
 from forerun.server.openai_schema import ChatRequest, Message, Part, Tool, ToolCall
-from forerun.server.reading import ARGS, JSON, THINK, Dialect, Reader, dialect_of, thinks
+from forerun.server.reading import THINK, THOUGHT, Reader, thinks
 from forerun.server.template import ChatTemplates, TemplateError
 
 _SHAPE = "Failed to deserialize the JSON body into the target type: "
@@ -47,7 +48,7 @@ class Prompt:
     def marks(self) -> frozenset[str]:
         """Special tokens that the reader must see."""
         seen = self.dialect.special if self.dialect else frozenset()
-        return seen | {THINK, "</think>"} if self.thinking else seen
+        return seen | {THINK, THOUGHT} if self.thinking else seen
 
 
 def template_error(message: str) -> ApiError:

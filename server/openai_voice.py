@@ -18,7 +18,7 @@ from forerun.server import openai_schema as shape
 from forerun.server.answer import Collector
 from forerun.server.errors import ApiError
 from forerun.server.openai_schema import ChatFinish, Delta, DeltaCall, MadeCall, MadeFunction, Usage
-from forerun.server.reading import Call, Reader
+from forerun.server.reading import Reader
 from forerun.server.schema import FinishReason, Origin, Token
 from forerun.server.transcript import Transcript, Vocabulary, prefill
 
@@ -97,19 +97,18 @@ class ChatVoice:
     def _deltas(self, text: str, last: bool) -> list[Delta]:
         found: list[Delta] = []
         for piece in (*self._reader.push(text), *(self._reader.finish() if last else ())):
-            if piece.call is not None:
-                found += self._call(piece.call)
-            elif piece.kind == "thought":
-                found.append(Delta("assistant", reasoning_content=piece.text))
-            else:
-                found.append(Delta("assistant", piece.text))
+            match piece.kind:
+                case "call":
+                    begun = DeltaCall(self._calls, MadeFunction("", piece.text), id=call_id(), type="function")
+                    self._calls += 1
+                    found.append(Delta("assistant", tool_calls=[begun]))
+                case "arguments":
+                    found.append(Delta("assistant", tool_calls=[DeltaCall(self._calls - 1, MadeFunction(piece.text))]))
+                case "thought":
+                    found.append(Delta("assistant", reasoning_content=piece.text))
+                case "text":
+                    found.append(Delta("assistant", piece.text))
         return found
-
-    def _call(self, call: Call) -> list[Delta]:
-        """As OpenAI streams one: its name, then its arguments."""
-        index, self._calls = self._calls, self._calls + 1
-        begun = DeltaCall(index, MadeFunction("", call.name), id=call_id(), type="function")
-        return [Delta("assistant", tool_calls=[begun]), Delta("assistant", tool_calls=[DeltaCall(index, MadeFunction(call.arguments))])]
 
     def _finish(self, reason: FinishReason) -> ChatFinish:
         return "tool_calls" if self._calls and reason != "length" else _REASONS[reason]
@@ -195,15 +194,15 @@ class Ending:
 def chat_choice(index: int, collector: Collector, reader: Reader, vocabulary: Vocabulary, logprobs: bool) -> shape.Choice:
     """A whole answer."""
     pieces = [*reader.push(collector.transcript.text()), *reader.finish()]
-    calls = [piece.call for piece in pieces if piece.call is not None]
     text = "".join(piece.text for piece in pieces if piece.kind == "text")
     thought = "".join(piece.text for piece in pieces if piece.kind == "thought")
-    message = shape.Answer(
-        "assistant",
-        text if text or not calls else None,
-        thought or UNSET,
-        [MadeCall(call_id(), "function", MadeFunction(call.arguments, call.name)) for call in calls] or UNSET,
-    )
+    calls: list[MadeCall] = []
+    for piece in pieces:
+        if piece.kind == "call":
+            calls.append(MadeCall(call_id(), "function", MadeFunction("", piece.text)))
+        elif piece.kind == "arguments":
+            calls[-1].function.arguments += piece.text
+    message = shape.Answer("assistant", text if text or not calls else None, thought or UNSET, calls or UNSET)
     likely = None
     if logprobs:
         others = collector.top or [[] for _ in collector.listed]

@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 
 from forerun.server.chat import Prompt, tool_error
+from forerun.server.dialects import ARGS, HERMES, JSON, MISTRAL, PYTHONIC, TOOL_CALLS, Dialect
 from forerun.server.errors import invalid
 from forerun.server.grammar import Constraint, json_text, of_native
 from forerun.server.grammar_calls import Calls, Style
 from forerun.server.grammar_calls import Tool as CalledTool
 from forerun.server.openai_schema import ChatRequest, CompletionRequest, ResponseFormat, StructuredOutputs, Tool
-from forerun.server.reading import ARGS, HERMES, JSON, MISTRAL, PYTHONIC, TOOL_CALLS, Dialect
 from forerun.server.schema import Grammar
 
 ANY_OBJECT = {"type": "object"}

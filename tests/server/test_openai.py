@@ -147,10 +147,17 @@ async def test_tools_are_called(streamed: bool) -> None:
             events = await chunks(front, "/v1/chat/completions", body)
             assert said(events) == "hello" and events[-1]["choices"][0]["finish_reason"] == "tool_calls"
             deltas = [call for event in events for call in event["choices"][0]["delta"].get("tool_calls", [])]
-            assert [(call["index"], call["function"].get("name"), call["function"]["arguments"]) for call in deltas] == [
-                *[(0, "f", ""), (0, None, '{"a": 1}'), (1, "f", ""), (1, None, '{"a": 1}')]
+            begun = [call for call in deltas if "id" in call]
+            assert [(call["index"], call["function"]) for call in begun] == [
+                (0, {"name": "f", "arguments": ""}),
+                (1, {"name": "f", "arguments": ""}),
             ]
-            assert ["id" in call for call in deltas] == [True, False, True, False]
+            assert len({call["id"] for call in begun}) == 2 and all(call["type"] == "function" for call in begun)
+            for index in (0, 1):
+                own = [call for call in deltas if call["index"] == index]
+                assert own[0] is begun[index] and len(own) > 5, "piece by piece"
+                assert "".join(call["function"]["arguments"] for call in own) == '{"a": 1}'
+                assert all(call.keys() == {"index", "function"} and "name" not in call["function"] for call in own[1:])
         prompt = front.services.tokenizer.decode(front.router.submitted[0].request.tokens)  # type: ignore[union-attr]
         assert '"description": "d"' in prompt
 

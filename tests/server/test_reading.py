@@ -9,24 +9,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.server.reading import HERMES, JSON, MISTRAL, PYTHONIC, Call, Dialect, Reader, dialect_of, parse, thinks
+from forerun.server.dialects import HERMES, JSON, MISTRAL, PYTHONIC, Call, Dialect, dialect_of, parse
+from forerun.server.reading import Reader, thinks
 
 DIALECTS = [HERMES, MISTRAL, JSON, PYTHONIC]
 F = Call("f", '{"a": 1}')
 G = Call("g", "{}")
+H = '{"a": "],)", "b": "[g(1), {}]"}'
 
 
 def read(text: str, dialect: Dialect | None, cuts: list[int] | None = None, **more: bool) -> list[tuple[str, object]]:
-    """The pieces, those of a kind put together."""
+    """The pieces, those of a kind put together, and each call with its arguments."""
     reader = Reader(dialect, **more)
     edges = [0, *sorted(cuts or []), len(text)]
     pieces = [piece for start, end in itertools.pairwise(edges) for piece in reader.push(text[start:end])] + reader.finish()
     found: list[tuple[str, object]] = []
     for piece in pieces:
-        if piece.call is None and found and found[-1][0] == piece.kind:
-            found[-1] = (piece.kind, str(found[-1][1]) + piece.text)
+        kind, last = found[-1] if found else ("", None)
+        if piece.kind == "arguments":
+            assert isinstance(last, Call)
+            found[-1] = (kind, Call(last.name, last.arguments + piece.text))
+        elif piece.kind == "call":
+            found.append(("call", Call(piece.text, "")))
+        elif piece.kind == kind:
+            found[-1] = (kind, str(last) + piece.text)
         else:
-            found.append((piece.kind, piece.call or piece.text))
+            found.append((piece.kind, piece.text))
     return found
 
 
@@ -55,11 +63,35 @@ HERMES_G = '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
         (JSON, '{"colour": "red"}', [("text", '{"colour": "red"}')]),
         (JSON, '{"name": "Anna", "age": 3}', [("text", '{"name": "Anna", "age": 3}')]),
         (JSON, "<b>bold</b>", [("text", "<b>bold</b>")]),
-        (JSON, '{"name": "f", "parameters": {"a"', [("text", '{"name": "f", "parameters": {"a"')]),
+        (JSON, '{"name": "f", "parameters": {"a"', [("call", Call("f", '{"a"'))]),
+        (JSON, '{"name": "f", "parameters": {', [("text", '{"name": "f", "parameters": {')]),
+        (JSON, '{"type": "function", "name": "f", "parameters": {"a": 1}}', [("call", F)]),
+        (JSON, '{"name": "f", "parameters": {"a": 1}, "id": {"b": "}"}}', [("call", F)]),
+        (JSON, '{"name": "f", "parameters": {"a": 1}} That is all.', [("call", F), ("text", "That is all.")]),
+        (JSON, '{"name": "f", "parameters": {"a": 1}}; {"b": 2}', [("call", F), ("text", '{"b": 2}')]),
+        (JSON, '{"parameters": {"a": 1}, "name": "f"}', [("call", F)]),
+        (JSON, '[{"name": "f", "parameters": {"a": 1}}]', [("text", '[{"name": "f", "parameters": {"a": 1}}]')]),
+        (JSON, '{"name": "f", "parameters": {"a": "\\"}{]"}}', [("call", Call("f", '{"a": "\\"}{]"}'))]),
+        (JSON, '{"name": "\\ud800", "parameters": {}}', [("text", '{"name": "\\ud800", "parameters": {}}')]),
+        (
+            HERMES,
+            '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>"}}</tool_call>',
+            [("call", Call("f", '{"a": "</tool_call>"}'))],
+        ),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>ok', [("call", Call("f", '{"a": 1}')), ("text", "ok")]),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1}} so</tool_call>', [("call", F), ("text", "so</tool_call>")]),
+        (HERMES, HERMES_F + "\nDone.\n" + HERMES_G, [("call", F), ("text", "Done."), ("call", G)]),
+        (HERMES, '<tool_call>{"name": "f", "arguments": "{}"} {"name": "g"}</tool_call>', [("call", Call("f", "{}")), ("call", G)]),
+        (MISTRAL, "[TOOL_CALLS]so {it} is", [("text", "[TOOL_CALLS]so {it} is")]),
+        (MISTRAL, '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}] and [TOOL_CALLS]g{}', [("call", F), ("text", "and "), ("call", G)]),
         (PYTHONIC, "[f(a=1), g()]", [("call", F), ("call", G)]),
         (PYTHONIC, "[1] as in the list", [("text", "[1] as in the list")]),
         (PYTHONIC, "[f(1)]", [("text", "[f(1)]")]),
-        (PYTHONIC, "[f(a=open('x'))]", [("text", "[f(a=open('x'))]")]),
+        (PYTHONIC, "[f(a=open('x'), b=lambda: 1)]", [("call", Call("f", '{"a": "open(\'x\')", "b": "lambda: 1"}'))]),
+        (PYTHONIC, "[f(a=1,), h(a='],)', b=[g(1), {}]), g()] So.", [("call", F), ("call", Call("h", H)), ("call", G), ("text", "So.")]),
+        (PYTHONIC, "[f(a=1), [2]]", [("call", F), ("text", "[2]]")]),
+        (PYTHONIC, '[f(a=1, b="cut', [("call", Call("f", '{"a": 1'))]),
+        (PYTHONIC, "[f(a==1)]", [("text", "[f(a==1)]")]),
         (None, HERMES_F, [("text", HERMES_F)]),
     ],
 )
@@ -136,10 +168,63 @@ def test_the_template_tells_the_dialect() -> None:
         (PYTHONIC, "[f(a=%s)]"),
     ],
 )
-def test_a_call_with_what_json_cannot_say_is_text(dialect: Dialect, form: str, value: str) -> None:
-    text = form % value
-    assert "".join(str(said) for _, said in read(text, dialect)) == text
-    assert [kind for kind, _ in read(text, dialect)] == ["text"]
+def test_what_json_cannot_say_is_an_argument_as_it_was_written(dialect: Dialect, form: str, value: str) -> None:
+    """It may be on its way when that shows. Calls that are read as a whole are none, then."""
+    ((kind, call),) = read(form % value, dialect)
+    assert kind == "call" and isinstance(call, Call) and call.name == "f" and value.strip('"') in call.arguments.replace("\\\\", "\\")
+    call.arguments.encode()
+    unusual = (form % value).replace('"name": "f", ', "").replace("}}", '}, "name": "f"}')
+    assert dialect is PYTHONIC or read(unusual, dialect) == [("text", unusual)]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text"),
+    [
+        (HERMES, f"{HERMES_F}\n{HERMES_G}"),
+        (MISTRAL, '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]'),
+        (MISTRAL, '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}'),
+        (JSON, '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}'),
+        (PYTHONIC, "[f(a=1), g()]"),
+    ],
+)
+def test_names_and_arguments_come_as_soon_as_they_are_clear(dialect: Dialect, text: str) -> None:
+    """Character by character: the name before its arguments, JSON without waiting, nothing of it kept for the end."""
+    reader = Reader(dialect)
+    pieces = [(at, piece.kind, piece.text) for at, char in enumerate(text, 1) for piece in reader.push(char)]
+    assert [(kind, said) for _, kind, said in pieces if kind == "call"] == [("call", "f"), ("call", "g")]
+    opens = "(a=" if dialect is PYTHONIC else '{"a'
+    begun = next(at for at, kind, _ in pieces if kind == "call")
+    assert begun <= text.index(opens) + len(opens) + 1
+    arguments = [at for at, kind, _ in pieces if kind == "arguments" and at <= text.index("1") + 2]
+    if dialect is not PYTHONIC:
+        assert len(arguments) > 4
+    assert arguments[-1] <= text.index("1") + 2 and not reader.finish()
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.dictionaries(
+        st.text(max_size=5), st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=9), st.lists, max_leaves=5)
+    ),
+    st.booleans(),
+    st.data(),
+)
+def test_arguments_are_given_as_they_were_written(arguments: dict[str, object], escaped: bool, data: st.DataObject) -> None:
+    written = json.dumps(arguments, ensure_ascii=escaped)
+    for dialect, form in (
+        (HERMES, '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>'),
+        (MISTRAL, '[TOOL_CALLS] [{"name": "f", "arguments": %s}]'),
+        (MISTRAL, "[TOOL_CALLS]f[ARGS]%s"),
+        (JSON, '{"name": "f", "parameters": %s}'),
+    ):
+        text = form.replace("%s", written)
+        cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8))
+        assert read(text, dialect, cuts) == [("call", Call("f", written))]
+    named = {f"k{place}": value for place, value in enumerate(arguments.values())}
+    text = f"[f({', '.join(f'{key}={value!r}' for key, value in named.items())})]"
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8))
+    ((_, call),) = read(text, PYTHONIC, cuts)
+    assert isinstance(call, Call) and json.loads(call.arguments) == named
 
 
 def test_only_names_are_called() -> None:

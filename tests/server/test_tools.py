@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.server import chat, tools
+from forerun.server.dialects import HERMES, JSON, MISTRAL, PYTHONIC, Dialect
 from forerun.server.errors import ApiError
 from forerun.server.grammar import Constraint
 from forerun.server.grammar_check import Asked, Wrong, translate
 from forerun.server.openai_schema import ChatRequest
-from forerun.server.reading import HERMES, JSON, MISTRAL, PYTHONIC, Dialect, Reader
+from forerun.server.reading import Reader
 from forerun.server.template import ChatTemplates
 
 TABLES = llguidance.LLTokenizer("byte")
@@ -140,16 +141,14 @@ class TestForced:
     def test_the_model_writes_as_it_was_trained(self, style: str, text: str) -> None:
         prompt, made = forced(style)
         assert accepted(made, text) and not accepted(made, "Rome is fine.") and not accepted(made, text + text)
-        calls = [piece.call for piece in _finished(prompt.reader(), text)]
-        assert [(call.name, json.loads(call.arguments)) for call in calls if call] == [("weather", {"city": "Rome"})]
+        assert _called(_finished(prompt.reader(), text)) == [("weather", {"city": "Rome"})]
 
     @pytest.mark.parametrize("style", TEMPLATES)
     def test_only_the_named_one(self, style: str) -> None:
         prompt, made = forced(style, tool_choice={"type": "function", "function": {"name": "now"}})
         assert [tool.function.name for tool in prompt.forced] == ["now"]
         spoken = text_of(compiled(made), [0] * 200)
-        calls = [piece.call for piece in _finished(prompt.reader(), spoken)]
-        assert [(call.name, json.loads(call.arguments)) for call in calls if call] == [("now", {})]
+        assert _called(_finished(prompt.reader(), spoken)) == [("now", {})]
 
     @settings(max_examples=60, deadline=None)
     @given(st.sampled_from(sorted(TEMPLATES)), st.lists(st.integers(0, 255), min_size=40, max_size=40), st.booleans())
@@ -157,14 +156,14 @@ class TestForced:
         """Random walks through the grammar to its end."""
         prompt, made = forced(style, parallel_tool_calls=many)
         pieces = _finished(prompt.reader(), text_of(compiled(made), choices))
-        assert pieces and all(piece.call for piece in pieces)
-        assert many or len(pieces) == 1
-        for call in (piece.call for piece in pieces if piece.call):
-            arguments = json.loads(call.arguments)
-            if call.name == "now":
+        assert pieces and all(piece.kind in ("call", "arguments") for piece in pieces)
+        calls = _called(pieces)
+        assert many or len(calls) == 1
+        for name, arguments in calls:
+            if name == "now":
                 assert arguments == {}
                 continue
-            assert call.name == "weather" and isinstance(arguments["city"], str) and len(arguments["city"]) <= 6
+            assert name == "weather" and isinstance(arguments["city"], str) and len(arguments["city"]) <= 6
             assert arguments.keys() <= {"city", "days", "fine"}
             assert arguments.get("days", 1) in range(1, 10) and arguments.get("fine") in (None, True, False)
 
@@ -215,6 +214,17 @@ class TestForced:
 
 def _finished(reader: Reader, text: str) -> list[Any]:
     return [*reader.push(text), *reader.finish()]
+
+
+def _called(pieces: list[Any]) -> list[tuple[str, Any]]:
+    """The names, with the arguments read."""
+    calls: list[tuple[str, str]] = []
+    for piece in pieces:
+        if piece.kind == "call":
+            calls.append((piece.text, ""))
+        elif piece.kind == "arguments":
+            calls[-1] = (calls[-1][0], calls[-1][1] + piece.text)
+    return [(name, json.loads(arguments)) for name, arguments in calls]
 
 
 def text_of(matcher: llguidance.LLMatcher, choices: list[int]) -> str:
