@@ -4,14 +4,17 @@
     block      embeddings of (root, mask, mask, …) at the root's place and behind it: each row sees all context before the root and the
                whole block, and guesses the token at its own place; the root's row guesses nothing
 
-Trained at random roots of the answers, their blocks side by side (`Blocks`, which `dspark.py` shares). The layout is z-lab's.
+Trained at random roots of the answers, their blocks side by side (`Blocks`, which `dspark.py` shares). The layout is z-lab's; with
+`--reduced`, where an output head of its own knows the `--vocab` most frequent tokens alone, it is that of speculators.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +25,7 @@ from torch.nn import functional
 from forerun.train.kinds.flat import Flat, distances
 from forerun.train.kinds.nets import Attention, Mlp, Norm, linear
 from forerun.train.kinds.registry import Setting
-from forerun.train.kinds.source import SharedHead, Source, facts, frequent, to_draft, write
+from forerun.train.kinds.source import Head, OwnHead, SharedHead, Source, facts, frequent, reduction, to_draft, write
 from forerun.train.shards import Record
 from forerun.train.taps import Taps
 from forerun.train.vocabulary import Vocabulary
@@ -63,12 +66,14 @@ class BlockNet(nn.Module):
 
     draws: Tensor
 
-    def __init__(self, source: Source, taps: int, layers: int, inner: int) -> None:
+    def __init__(self, source: Source, taps: int, layers: int, inner: int, own: OwnHead | None = None) -> None:
         super().__init__()
         self.fc = linear(taps * source.hidden, source.hidden)
         self.hidden_norm = Norm(source.hidden, source.eps)
         self.layers = nn.ModuleList(Layer(source, inner) for _ in range(layers))
         self.norm = Norm(source.hidden, source.eps)
+        if own is not None:
+            self.lm_head = own
         self.register_buffer("draws", torch.zeros((), dtype=torch.int64))
 
     def block(self, states: Tensor, inputs: Tensor, roots: Tensor) -> Tensor:
@@ -142,12 +147,10 @@ def fading(place: Tensor) -> Tensor:
 
 
 class Dflash:
-    def __init__(self, source: Source, blocks: Blocks, vocabulary: Vocabulary, head: SharedHead, taps: tuple[int, ...], mask: int) -> None:
-        self.net = blocks.net
-        self._source, self._blocks, self._head, self._layers, self._mask = source, blocks, head, taps, mask
-        self._vocab = vocabulary.vocab
-        self._to_draft = to_draft(vocabulary)
-        self.facts = facts(self.net, "dflash", vocabulary.vocab, 1.0) | {"block": blocks.size}
+    def __init__(self, sizes: Sizes, net: BlockNet, blocks: Blocks) -> None:
+        self.net = net
+        self._sizes, self._blocks = sizes, blocks
+        self.facts = block_facts("dflash", sizes, blocks)
 
     @staticmethod
     def options(parser: argparse.ArgumentParser) -> None:
@@ -156,22 +159,22 @@ class Dflash:
 
     @staticmethod
     def open(asked: argparse.Namespace, setting: Setting) -> Dflash:
-        source, vocabulary, head, taps, mask = opened(asked, setting)
+        sizes = Sizes.open(asked, setting)
         with torch.random.fork_rng():
             torch.manual_seed(setting.seed)
-            net = BlockNet(source, len(taps), asked.draft_layers, source.inner)
-        begin(net, source)
-        blocks = Blocks(net, setting.taps(taps), source.embedding(), mask, asked.block, 0, asked.roots, setting.seed)
-        return Dflash(source, blocks, vocabulary, head, taps, mask)
+            net = BlockNet(sizes.source, len(sizes.taps), asked.draft_layers, sizes.inner, sizes.own)
+        begin(net, sizes.source)
+        return Dflash(sizes, net, sizes.blocks(net, setting, asked, 0))
 
     def loss(self, batch: Sequence[Record]) -> Tensor:
+        head, to_draft = self._sizes.head, self._sizes.to_draft
         total, weight = 0.0 * self.net.norm.weight.sum(), torch.tensor(1e-9)  # also where all answers are too short for a root
         for record, roots, hidden in self._blocks.drawn(batch):
             flat = Flat.of([record])
             block, place, goal = aims(flat, record, roots, hidden.shape[1])
-            scores = functional.log_softmax(self._head.logits(hidden[block, place]).float(), -1)
+            scores = functional.log_softmax(head.logits(hidden[block, place]).float(), -1)
             share = fading(place)
-            far = distances(scores, self._to_draft[flat.candidates[goal]], flat.logprobs[goal])
+            far = distances(scores, to_draft[flat.candidates[goal]], flat.logprobs[goal])
             total, weight = total + (share * far).sum(), weight + share.sum()
         return total / weight
 
@@ -179,14 +182,16 @@ class Dflash:
         right = np.zeros((record.generated, depth), bool)
         with torch.inference_mode():
             for roots, hidden in self._blocks.every(record):
-                guesses = self._head.best(hidden.flatten(0, 1)).view(hidden.shape[:2])
+                guesses = self._sizes.head.best(hidden.flatten(0, 1)).view(hidden.shape[:2])
                 hold(right, record, roots, guesses)
         return right
 
     def save(self, folder: Path) -> None:
-        config = block_config(self._source, self._blocks, self._vocab) | {"architectures": ["DFlashDraftModel"]}
-        config |= {"dflash_config": {"target_layer_ids": list(self._layers), "mask_token_id": self._mask}}
-        write(folder, config, tensors_of(self.net))
+        sizes = self._sizes
+        own = {"architectures": ["DFlashDraftModel"]}
+        own |= {"dflash_config": {"target_layer_ids": list(sizes.taps), "mask_token_id": sizes.mask}}
+        config = sizes.config(self._blocks) | own if sizes.own is None else sizes.reduced_config("dflash", self._blocks)
+        write(folder, config, tensors_of(self.net) | sizes.reduction())
 
 
 def hold(right: NDArray[np.bool_], record: Record, roots: Tensor, guesses: Tensor) -> None:
@@ -205,21 +210,79 @@ def block_options(group: argparse._ArgumentGroup, size: int) -> None:
     group.add_argument("--roots", type=int, default=24, help="blocks that are learnt of each text in a step (default: %(default)s)")
     group.add_argument("--mask-token", type=int, default=-1, help="id that stands for a token to be guessed (default: the target's last)")
     group.add_argument("--vocab", type=int, default=8192, help="tokens that are learnt (default: %(default)s)")
+    group.add_argument("--reduced", action="store_true", help="guess these alone, with an output head of its own: much cheaper to ask")
+    group.add_argument("--inner", type=int, default=0, help="width of its MLPs (default: the target's)")
 
 
-def opened(asked: argparse.Namespace, setting: Setting) -> tuple[Source, Vocabulary, SharedHead, tuple[int, ...], int]:
-    """ValueError for sizes that make no drafter."""
-    for name, least in (("block", 2), ("draft_layers", 1), ("states", 1), ("roots", 1)):
-        if getattr(asked, name) < least:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(asked, name)} is too small: use {least} or more")
-    source = Source.open(setting.target)
-    whole = source.head()
-    if asked.mask_token >= len(whole):
-        raise ValueError(f"--mask-token {asked.mask_token} is no token: the target has {len(whole)}")
-    vocabulary = frequent(setting.target, list(setting.text), len(whole), asked.vocab)
-    head = SharedHead(whole, torch.from_numpy(vocabulary.kept))
-    mask = asked.mask_token if asked.mask_token >= 0 else len(whole) - 1
-    return source, vocabulary, head, layers_of(asked.states, source.layers), mask
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a block drafter is made of. `own`: its output head, if it is not the target's; `to_draft` [V]: the place of each target token
+    among those that are learnt, −1 = none."""
+
+    source: Source
+    vocabulary: Vocabulary
+    head: Head
+    own: OwnHead | None
+    taps: tuple[int, ...]
+    mask: int
+    inner: int
+    to_draft: Tensor
+
+    @classmethod
+    def open(cls, asked: argparse.Namespace, setting: Setting) -> Sizes:
+        """ValueError for sizes that make no drafter."""
+        for name, least in (("block", 2), ("draft_layers", 1), ("states", 1), ("roots", 1)):
+            if getattr(asked, name) < least:
+                raise ValueError(f"--{name.replace('_', '-')} {getattr(asked, name)} is too small: use {least} or more")
+        source = Source.open(setting.target)
+        whole = source.head()
+        if asked.mask_token >= len(whole):
+            raise ValueError(f"--mask-token {asked.mask_token} is no token: the target has {len(whole)}")
+        vocabulary = frequent(setting.target, list(setting.text), len(whole), asked.vocab)
+        kept = torch.from_numpy(vocabulary.kept)
+        own = OwnHead(whole, kept) if asked.reduced else None
+        head = SharedHead(whole, kept) if own is None else own
+        mask = asked.mask_token if asked.mask_token >= 0 else len(whole) - 1
+        taps, inner = layers_of(asked.states, source.layers), asked.inner or source.inner
+        return cls(source, vocabulary, head, own, taps, mask, inner, to_draft(vocabulary))
+
+    def blocks(self, net: BlockNet, setting: Setting, asked: argparse.Namespace, shift: int) -> Blocks:
+        return Blocks(net, setting.taps(self.taps), self.source.embedding(), self.mask, asked.block, shift, asked.roots, setting.seed)
+
+    def config(self, blocks: Blocks) -> dict[str, Any]:
+        """What every layout says."""
+        sizes = self.source.sizes() | {"model_type": "qwen3", "num_hidden_layers": len(blocks.net.layers), "intermediate_size": self.inner}
+        return sizes | {"vocab_size": self.vocabulary.vocab, "num_target_layers": self.source.layers, "block_size": blocks.size}
+
+    def reduced_config(self, kind: str, blocks: Blocks) -> dict[str, Any]:
+        """speculators' layout, whose layer ids count what enters a layer."""
+        verifier = {"name_or_path": self.source.folder.name, "architectures": self.source.config.get("architectures", [])}
+        proposal = {"proposal_type": "greedy", "speculative_tokens": blocks.size - blocks.first}
+        return {
+            "architectures": [f"{'DSpark' if kind == 'dspark' else 'DFlash'}Speculator"],
+            "speculators_model_type": kind,
+            "speculators_version": "0.3.0",
+            "speculators_config": {
+                "algorithm": kind,
+                "default_proposal_method": "greedy",
+                "proposal_methods": [proposal],
+                "verifier": verifier,
+            },
+            "transformer_layer_config": self.config(blocks),
+            "aux_hidden_state_layer_ids": [layer + 1 for layer in self.taps],
+            "block_size": blocks.size,
+            "mask_token_id": self.mask,
+            "draft_vocab_size": self.head.size,
+            "sample_from_anchor": blocks.shift == 1,
+        }
+
+    def reduction(self) -> dict[str, Tensor]:
+        return {} if self.own is None else reduction(torch.from_numpy(self.vocabulary.kept), self.vocabulary.vocab)
+
+
+def block_facts(kind: str, sizes: Sizes, blocks: Blocks) -> dict[str, Any]:
+    covers = 1.0 if sizes.own is None else sizes.vocabulary.covered
+    return facts(blocks.net, kind, sizes.head.size, covers) | {"block": blocks.size}
 
 
 def begin(net: BlockNet, source: Source) -> None:
@@ -230,8 +293,3 @@ def begin(net: BlockNet, source: Source) -> None:
     with torch.no_grad():
         net.fc.weight.mul_(0.1)
         net.fc.weight[:, -source.hidden :] += torch.eye(source.hidden)
-
-
-def block_config(source: Source, blocks: Blocks, vocab: int) -> dict[str, object]:
-    sizes = source.sizes() | {"model_type": "qwen3", "num_hidden_layers": len(blocks.net.layers), "intermediate_size": source.inner}
-    return sizes | {"vocab_size": vocab, "num_target_layers": source.layers, "block_size": blocks.size}

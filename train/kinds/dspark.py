@@ -5,7 +5,7 @@
     confidence σ(w [h; W1[x]] + b), trained towards the share of the target's distribution that the guess covers, Σ min(p, q)
 
 Learnt with the true token before each place, as one that is right so far has it. The layout is DeepSpec's; copies of the target's embedding
-and output head, which it has, are left out unless `--with-ends` asks for them.
+and output head, which it has, are left out unless `--with-ends` asks for them. With `--reduced` it is that of speculators.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from forerun.train.kinds.dflash import BlockNet, Blocks, aims, begin, block_config, block_options, fading, hold, opened, tensors_of
+from forerun.train.kinds.dflash import BlockNet, Blocks, Sizes, aims, begin, block_facts, block_options, fading, hold, tensors_of
 from forerun.train.kinds.flat import Flat, distances
 from forerun.train.kinds.registry import Setting
-from forerun.train.kinds.source import SharedHead, Source, facts, to_draft, write
+from forerun.train.kinds.source import write
 from forerun.train.shards import Record
-from forerun.train.vocabulary import Vocabulary
 
 SURE = 0.3
 """weight of the confidence beside the guess"""
 
 
 class Markov(nn.Module):
-    def __init__(self, vocab: int, rank: int) -> None:
+    """`read`: tokens that may stand before a guess; `guessed`: tokens that it may be."""
+
+    def __init__(self, read: int, guessed: int, rank: int) -> None:
         super().__init__()
-        self.markov_w1 = nn.Embedding(vocab, rank)
-        self.markov_w2 = nn.Linear(rank, vocab, bias=False)
+        self.markov_w1 = nn.Embedding(read, rank)
+        self.markov_w2 = nn.Linear(rank, guessed, bias=False)
         nn.init.normal_(self.markov_w1.weight, std=0.02)
         nn.init.zeros_(self.markov_w2.weight)
 
@@ -49,30 +50,19 @@ class Confidence(nn.Module):
 
 
 class Net(BlockNet):
-    def __init__(self, source: Source, taps: int, layers: int, vocab: int, rank: int) -> None:
-        super().__init__(source, taps, layers, source.inner)
-        self.markov_head = Markov(vocab, rank)
-        self.confidence_head = Confidence(source.hidden + rank)
+    def __init__(self, sizes: Sizes, layers: int, rank: int) -> None:
+        super().__init__(sizes.source, len(sizes.taps), layers, sizes.inner, sizes.own)
+        self.markov_head = Markov(sizes.vocabulary.vocab, sizes.head.size, rank)
+        self.confidence_head = Confidence(sizes.source.hidden + rank)
 
 
 class Dspark:
-    def __init__(
-        self,
-        source: Source,
-        net: Net,
-        blocks: Blocks,
-        vocabulary: Vocabulary,
-        head: SharedHead,
-        taps: tuple[int, ...],
-        mask: int,
-        ends: bool,
-    ) -> None:
+    """`ends`: copies of the target's embedding and output head are written too."""
+
+    def __init__(self, sizes: Sizes, net: Net, blocks: Blocks, ends: bool) -> None:
         self.net: Net = net
-        self._source, self._blocks, self._head, self._layers, self._mask, self._ends = source, blocks, head, taps, mask, ends
-        self._vocab = vocabulary.vocab
-        self._kept = torch.from_numpy(vocabulary.kept)
-        self._to_draft = to_draft(vocabulary)
-        self.facts = facts(net, "dspark", vocabulary.vocab, 1.0) | {"block": blocks.size}
+        self._sizes, self._blocks, self._ends = sizes, blocks, ends
+        self.facts = block_facts("dspark", sizes, blocks)
 
     @staticmethod
     def options(parser: argparse.ArgumentParser) -> None:
@@ -84,25 +74,27 @@ class Dspark:
 
     @staticmethod
     def open(asked: argparse.Namespace, setting: Setting) -> Dspark:
-        source, vocabulary, head, taps, mask = opened(asked, setting)
+        sizes = Sizes.open(asked, setting)
         if asked.rank < 1:
             raise ValueError(f"--rank {asked.rank} is too small: use --rank 64")
+        if asked.with_ends and asked.reduced:
+            raise ValueError("--reduced has an output head of its own: leave out --with-ends")
         with torch.random.fork_rng():
             torch.manual_seed(setting.seed)
-            net = Net(source, len(taps), asked.draft_layers, vocabulary.vocab, asked.rank)
-        begin(net, source)
-        blocks = Blocks(net, setting.taps(taps), source.embedding(), mask, asked.block, 1, asked.roots, setting.seed)
-        return Dspark(source, net, blocks, vocabulary, head, taps, mask, asked.with_ends)
+            net = Net(sizes, asked.draft_layers, asked.rank)
+        begin(net, sizes.source)
+        return Dspark(sizes, net, sizes.blocks(net, setting, asked, 1), asked.with_ends)
 
     def loss(self, batch: Sequence[Record]) -> Tensor:
+        head, markov, to_draft = self._sizes.head, self.net.markov_head, self._sizes.to_draft
         total, weight = 0.0 * self.net.norm.weight.sum(), torch.tensor(1e-9)  # also where all answers are too short for a root
         for record, roots, hidden in self._blocks.drawn(batch):
             flat = Flat.of([record])
             block, place, goal = aims(flat, record, roots, hidden.shape[1])
             h = hidden[block, place]
-            e = self.net.markov_head.markov_w1(flat.tokens[roots[block] + place])
-            scores = functional.log_softmax((self._head.logits(h) + e @ self.net.markov_head.markov_w2.weight[self._kept].T).float(), -1)
-            candidates, target = self._to_draft[flat.candidates[goal]], flat.logprobs[goal].exp()
+            e = markov.markov_w1(flat.tokens[roots[block] + place])
+            scores = functional.log_softmax((head.logits(h) + e @ head.learnt(markov.markov_w2.weight).T).float(), -1)
+            candidates, target = to_draft[flat.candidates[goal]], flat.logprobs[goal].exp()
             likely = scores.gather(1, candidates.clamp(min=0)).exp() * (candidates >= 0)
             covered = torch.minimum(likely, target).sum(-1).detach().clamp(0.0, 1.0)
             sure = self.net.confidence_head.proj(torch.cat([h.float(), e], -1))[:, 0].float()
@@ -122,20 +114,17 @@ class Dspark:
                 for place in range(hidden.shape[1]):
                     before = tokens[(roots + place).clamp(max=len(tokens) - 1)]
                     added = self.net.markov_head.markov_w2(self.net.markov_head.markov_w1(before))
-                    guesses.append((self._head.whole(hidden[:, place]) + added).argmax(-1))
+                    guesses.append(self._sizes.head.best(hidden[:, place], added))
                 hold(right, record, roots, torch.stack(guesses, 1))
         return right
 
     def save(self, folder: Path) -> None:
-        net = self.net
-        config = block_config(self._source, self._blocks, self._vocab) | {"architectures": ["Qwen3DSparkModel"]}
-        config |= {"target_layer_ids": list(self._layers), "mask_token_id": self._mask, "markov_head_type": "vanilla"}
-        config |= {
-            "markov_rank": net.markov_head.markov_w1.embedding_dim,
-            "enable_confidence_head": True,
-            "confidence_head_with_markov": True,
-        }
-        tensors = tensors_of(net)
+        sizes, net = self._sizes, self.net
+        own = {"architectures": ["Qwen3DSparkModel"], "target_layer_ids": list(sizes.taps), "mask_token_id": sizes.mask}
+        config = sizes.config(self._blocks) | own if sizes.own is None else sizes.reduced_config("dspark", self._blocks)
+        config |= {"markov_head_type": "vanilla", "markov_rank": net.markov_head.markov_w1.embedding_dim}
+        config |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
+        tensors = tensors_of(net) | sizes.reduction()
         if self._ends:
-            tensors |= {"embed_tokens.weight": self._source.embedding(), "lm_head.weight": self._source.head()}
+            tensors |= {"embed_tokens.weight": sizes.source.embedding(), "lm_head.weight": sizes.source.head()}
         write(folder, config, tensors)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from forerun.train.kinds.nets import Attention, Mlp, Norm, linear
 from forerun.train.kinds.recursive import Entries, Passes, attend, positions_of
 from forerun.train.kinds.registry import Setting
-from forerun.train.kinds.source import Source, facts, frequent, to_draft, write
+from forerun.train.kinds.source import Source, facts, frequent, reduction, to_draft, write
 from forerun.train.vocabulary import Vocabulary
 
 
@@ -105,9 +105,7 @@ class Eagle3:
     def save(self, folder: Path) -> None:
         """The public EAGLE-3 layout. Its layer ids count what enters a layer."""
         kept = torch.from_numpy(self._vocabulary.kept)
-        known = torch.zeros(self._vocabulary.vocab, dtype=torch.bool)
-        known[kept] = True
-        tensors = dict(self.net.state_dict()) | {"d2t": kept - torch.arange(len(kept)), "t2d": known}
+        tensors = dict(self.net.state_dict()) | reduction(kept, self._vocabulary.vocab)
         config = {"architectures": ["LlamaForCausalLMEagle3"]} | self._source.sizes()
         config |= {"intermediate_size": self._inner, "num_hidden_layers": 1, "vocab_size": self._vocabulary.vocab}
         config |= {"draft_vocab_size": len(kept), "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in self._layers]}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import save_file
@@ -106,24 +106,68 @@ class Source:
         } | ids
 
 
+class Head(Protocol):
+    """What reads a drafter's last states. `size`: tokens that can be guessed."""
+
+    size: int
+
+    def logits(self, x: Tensor) -> Tensor:
+        """[p, hidden] → [p, K]: of the tokens that are learnt."""
+        ...
+
+    def best(self, x: Tensor, added: Tensor | None = None) -> Tensor:
+        """[p, hidden] → int64 [p], target ids of the likeliest guesses. `added` [p, size]: to the logits."""
+        ...
+
+    def learnt(self, rows: Tensor) -> Tensor:
+        """rows [size, …] → [K, …], those of the tokens that are learnt."""
+        ...
+
+
 class SharedHead:
     """The target's output head, which stays as it is. Learning looks at the rows of `kept` tokens alone (a head of 49,152 tokens costs more
     than all else), measuring at all of them."""
 
     def __init__(self, whole: Tensor, kept: Tensor) -> None:
-        self._whole, self._part = whole, whole[kept]
+        self.size = len(whole)
+        self._whole, self._kept, self._part = whole, kept, whole[kept]
 
     def logits(self, x: Tensor) -> Tensor:
-        """[p, hidden] → [p, kept]."""
         return x @ self._part.T
 
-    def best(self, x: Tensor) -> Tensor:
-        """[p, hidden] → int64 [p], target ids."""
-        return (x @ self._whole.T).argmax(-1)
+    def best(self, x: Tensor, added: Tensor | None = None) -> Tensor:
+        logits = x @ self._whole.T
+        return (logits if added is None else logits + added).argmax(-1)
 
-    def whole(self, x: Tensor) -> Tensor:
-        """[p, hidden] → [p, V]."""
-        return x @ self._whole.T
+    def learnt(self, rows: Tensor) -> Tensor:
+        return rows[self._kept]
+
+
+class OwnHead(nn.Module):
+    """An output head of `kept` tokens alone, which begins as the target's rows and learns."""
+
+    def __init__(self, whole: Tensor, kept: Tensor) -> None:
+        super().__init__()
+        self.size = len(kept)
+        self._kept = kept
+        self.weight = nn.Parameter(whole[kept].clone())
+
+    def logits(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T
+
+    def best(self, x: Tensor, added: Tensor | None = None) -> Tensor:
+        logits = self.logits(x)
+        return self._kept[(logits if added is None else logits + added).argmax(-1)]
+
+    def learnt(self, rows: Tensor) -> Tensor:
+        return rows
+
+
+def reduction(kept: Tensor, vocab: int) -> dict[str, Tensor]:
+    """How published heads say which of the target's `vocab` tokens theirs are: draft id + d2t = target id; t2d: which have one."""
+    known = torch.zeros(vocab, dtype=torch.bool)
+    known[kept] = True
+    return {"d2t": kept - torch.arange(len(kept)), "t2d": known}
 
 
 def frequent(folder: Path, text: list[Record], vocab: int, size: int) -> Vocabulary:
