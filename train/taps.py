@@ -67,7 +67,7 @@ class Taps:
         found += self._forward(waiting) if waiting else []
         if self._shelf is not None:
             for record, states in zip(text, found):
-                for layer, part in zip(self._layers, states.split(self._model.hidden, 1)):
+                for layer, part in zip(self._layers, torch.split(states, self._model.hidden, 1)):
                     self._shelf.put(record, layer, part)
         return found
 

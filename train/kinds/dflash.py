@@ -188,8 +188,10 @@ class Dflash:
 
     def save(self, folder: Path) -> None:
         sizes = self._sizes
-        own = {"architectures": ["DFlashDraftModel"]}
-        own |= {"dflash_config": {"target_layer_ids": list(sizes.taps), "mask_token_id": sizes.mask}}
+        own = {
+            "architectures": ["DFlashDraftModel"],
+            "dflash_config": {"target_layer_ids": list(sizes.taps), "mask_token_id": sizes.mask},
+        }
         config = sizes.config(self._blocks) | own if sizes.own is None else sizes.reduced_config("dflash", self._blocks)
         write(folder, config, tensors_of(self.net) | sizes.reduction())
 
