@@ -136,11 +136,13 @@ class Blocks:
             if traced is not None and most > 0 and len(traced.row.tokens) <= self._table.reach(number):
                 asked.append((traced, most))
         left = CATCH_UP
+        parts: list[tuple[Traced, int]] = []
         for traced, _ in sorted(asked, key=lambda each: self._trail.due(each[0])):
             due = self._trail.due(traced)
             count = due if due <= self.plan.size else min(due, left)
             left -= count if due > self.plan.size else 0
-            self._enter(traced, count)
+            parts.append((traced, count))
+        self._enter(parts)
         return [(traced, most, min(most, self.plan.places)) for traced, most in asked if traced.ready]
 
     def _enter_behind(self, count: int) -> None:
@@ -149,18 +151,21 @@ class Blocks:
             part = min(count, self._trail.due(traced))
             count -= part
             while part > 0:
-                self._enter(traced, min(part, CATCH_UP))
+                self._enter([(traced, min(part, CATCH_UP))])
                 part -= CATCH_UP
 
-    def _enter(self, traced: Traced, count: int) -> None:
-        if count < 1:
+    def _enter(self, asked: Sequence[tuple[Traced, int]]) -> None:
+        """Makes the next so many entries of each of these rows, all in one forward."""
+        asked = [(traced, count) for traced, count in asked if count > 0]
+        if not asked:
             return
-        first, number = traced.row.computed, traced.row.number
-        _, features = self._trail.take(traced, count)
-        places = np.arange(first, first + count)
-        slots = torch.from_numpy(self._table.slots(np.full(count, number), places)).to(self._device)
-        positions = torch.from_numpy((places - traced.base).astype(np.int32)).to(self._device)
-        self.net.enter(self._ops, features, positions, slots, self._pool)
+        counts = [count for _, count in asked]
+        places = np.concatenate([np.arange(traced.row.computed, traced.row.computed + count) for traced, count in asked])
+        rows, bases = (np.repeat(each, counts) for each in zip(*((traced.row.number, traced.base) for traced, _ in asked)))
+        features = [self._trail.take(traced, count)[1] for traced, count in asked]
+        slots = torch.from_numpy(self._table.slots(rows, places)).to(self._device)
+        positions = torch.from_numpy((places - bases).astype(np.int32)).to(self._device)
+        self.net.enter(self._ops, torch.cat(features) if len(features) > 1 else features[0], positions, slots, self._pool)
 
     def _reaches(self, traced: Traced) -> bool:
         """The row's pages hold a block behind its entries; what is written there is nobody's beginning any more."""

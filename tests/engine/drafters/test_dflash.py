@@ -108,7 +108,8 @@ def test_a_context_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lay
 
 
 @pytest.mark.parametrize("layout", ["z-lab, windows", "DSpark, recurrent"])
-def test_several_rows_at_once_are_drafted_as_each_alone(tmp_path: Path, layout: str) -> None:
+def test_several_rows_at_once_are_drafted_as_each_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
+    """And their entries are made in one forward."""
     write_block(tmp_path, LAYOUTS[layout])
     lengths = {0: 3, 1: 40, 2: 17, 5: 90}
 
@@ -130,7 +131,12 @@ def test_several_rows_at_once_are_drafted_as_each_alone(tmp_path: Path, layout: 
         single.absorb(commit(row))
         alone += single.propose([row], [9])
         together.absorb(commit(row))
-    for ours_, theirs in zip(together.propose(list(lengths), [9] * 4), alone):
+    entered: list[int] = []
+    enter = dflash_net.BlockNet.enter
+    monkeypatch.setattr(dflash_net.BlockNet, "enter", lambda net, ops, *given: entered.append(len(given[1])) or enter(net, ops, *given))
+    drafts = together.propose(list(lengths), [9] * 4)
+    assert entered == [sum(lengths.values())]
+    for ours_, theirs in zip(drafts, alone, strict=True):
         assert (ours_.token, ours_.parent) == (theirs.token, theirs.parent)
         assert ours_.confidence == pytest.approx(theirs.confidence)
 
