@@ -1,4 +1,5 @@
-"""Blocks of an MTP module that no other draft has: DeepSeek's latent attention, and mixtures with a sigmoid router and shared experts.
+"""Blocks of an MTP module that no other draft has: DeepSeek's latent attention and its mixture (a sigmoid router, shared experts), and
+those of Qwen3-Next and Qwen3.5 (attention with a gate on its result, a mixture whose shared expert has one).
 
 Latent attention as one ordinary product: with the latents side by side, every query, key and value is a linear function of them.
 
@@ -20,7 +21,8 @@ from torch import Tensor
 from forerun.backends.base import AttentionSpec, Ops, Pool, Weight
 from forerun.engine.batch import Batch
 from forerun.engine.drafters.heads import Heads
-from forerun.engine.models.decoder import Linear, Mlp
+from forerun.engine.drafters.recursive_load import Frame
+from forerun.engine.models.decoder import Linear, Mixture, Mlp
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -157,3 +159,103 @@ def routed(heads: Heads, at: str, config: dict[str, Any], hidden: int, activatio
         scale=config.get("routed_scaling_factor") or 1.0,
         activation=activation,
     )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Gated:
+    """Attention whose result goes through a gate made of what it reads: out(attended · sigmoid(gate x)). `qkv`, `gate`: x → as in a Llama,
+    a value for each of the heads' dimensions. The gate is plain torch, so a forward with it is not recorded."""
+
+    qkv: Linear
+    gate: Linear
+    out: Linear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    cos: Tensor
+    sin: Tensor
+    spec: AttentionSpec
+    eps: float
+
+    def __call__(self, ops: Ops, x: Tensor, batch: Batch, pool: Pool, layer: int) -> Tensor:
+        qkv = self.qkv(ops, x)
+        ops.rope(qkv, batch.positions, self.cos, self.sin, self.spec, self.q_norm, self.k_norm, self.eps)
+        ops.write_kv(qkv, pool, layer, batch.slots, self.spec)
+        attended = ops.attention(qkv, pool, layer, batch, self.spec)
+        return self.out(ops, attended * self.gate(ops, x).sigmoid())
+
+    @property
+    def width(self) -> int:
+        return self.qkv.weight.shape[0] + 3 * self.gate.weight.shape[0] + self.out.weight.shape[1]
+
+
+def is_gated(frame: Frame, at: str) -> bool:
+    """Whether the projection of queries brings a gate of their size."""
+    spec, name = frame.spec, f"{at}q_proj.weight"
+    return frame.heads.has(name) and frame.heads.checkpoint.shape(frame.heads.prefix + name)[0] == 2 * spec.heads * spec.head_dim
+
+
+def gated_attention(frame: Frame, at: str) -> Gated:
+    """From a file's `…self_attn.`, whose `q_proj` holds each head's query and behind it the head's gate."""
+    heads, spec, hidden = frame.heads, frame.spec, frame.hidden
+    wide, narrow = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+
+    def both(tensor: Tensor) -> tuple[Tensor, Tensor]:
+        query, gate = tensor.view(spec.heads, 2, spec.head_dim, -1).unbind(1)
+        return query.flatten(0, 1), gate.flatten(0, 1).contiguous()
+
+    query, gate = both(heads.tensor(f"{at}q_proj.weight", (2 * wide, hidden)))
+    others = [heads.tensor(f"{at}{part}_proj.weight", (narrow, hidden)) for part in "kv"]
+    bias = gate_bias = None
+    if heads.has(f"{at}q_proj.bias"):
+        first, last = both(heads.vector(f"{at}q_proj.bias", 2 * wide))
+        bias, gate_bias = torch.cat([first.flatten(), *(heads.vector(f"{at}{part}_proj.bias", narrow) for part in "kv")]), last.flatten()
+    return Gated(
+        qkv=Linear(heads.pack(torch.cat([query, *others])), bias),
+        gate=Linear(heads.pack(gate), gate_bias),
+        out=heads.linear(f"{at}o_proj", hidden, wide),
+        q_norm=frame.maybe(f"{at}q_norm", spec.head_dim),
+        k_norm=frame.maybe(f"{at}k_norm", spec.head_dim),
+        cos=frame.rotation[0],
+        sin=frame.rotation[1],
+        spec=spec,
+        eps=frame.eps,
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Accompanied:
+    """A mixture beside one MLP that every row goes through: mixture(x) + sigmoid(gate · x) · beside(x). `gate`: float32 [H]."""
+
+    mixture: Mixture
+    beside: Mlp
+    gate: Tensor
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+        weight = (x * self.gate).sum(1, keepdim=True).sigmoid()
+        return self.mixture(ops, x) + weight * self.beside(ops, x)
+
+    @property
+    def width(self) -> int:
+        return self.mixture.width + self.beside.width + 3 * self.gate.shape[0]
+
+
+def accompanied(frame: Frame, at: str) -> Accompanied:
+    """From a file's `…mlp.` with a `shared_expert_gate`: experts one by one, or all in one tensor (Qwen3.5)."""
+    heads, config, hidden, activation = frame.heads, frame.config, frame.hidden, frame.activation
+    count, inner, common = config["num_experts"], config["moe_intermediate_size"], config["shared_expert_intermediate_size"]
+
+    def pair(block: str, width: int) -> Weight:
+        return heads.pack(torch.cat([heads.tensor(f"{block}{part}_proj.weight", (width, hidden)) for part in ("gate", "up")]))
+
+    if heads.has(f"{at}experts.gate_up_proj"):
+        gate_up = [heads.pack(each.clone()) for each in heads.tensor(f"{at}experts.gate_up_proj", (count, 2 * inner, hidden))]
+        down = [heads.pack(each.clone()) for each in heads.tensor(f"{at}experts.down_proj", (count, hidden, inner))]
+    else:
+        gate_up = [pair(f"{at}experts.{i}.", inner) for i in range(count)]
+        down = [heads.weight(f"{at}experts.{i}.down_proj.weight", hidden, inner) for i in range(count)]
+    router = heads.weight(f"{at}gate.weight", count, hidden)
+    mixture = Mixture(router, gate_up, down, config["num_experts_per_tok"], activation, config.get("norm_topk_prob", True))
+    beside = Mlp(
+        Linear(pair(f"{at}shared_expert.", common), None), heads.linear(f"{at}shared_expert.down_proj", hidden, common), activation
+    )
+    return Accompanied(mixture, beside, heads.keep(heads.tensor(f"{at}shared_expert_gate.weight", (1, hidden)).float()[0]))

@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from forerun.backends.base import Ops, PoolSpec
+from forerun.backends.base import PoolSpec
 from forerun.engine.batch import Stem, feed, grow
-from forerun.engine.drafters.recursive_net import Net, Stage
+from forerun.engine.drafters.recursive_load import Embed
+from forerun.engine.drafters.recursive_net import Net, Stage, Stepped
 from forerun.engine.drafters.registry import Host
 from forerun.engine.kv import Table
 
@@ -30,16 +31,19 @@ CLEAR = 0.05
 @dataclasses.dataclass(frozen=True, slots=True)
 class Way:
     """`pre`: features in front of the final norm; `hidden_first`: [features; embedding]; `normed`: what is carried on went through the
-    module's norm."""
+    module's norm; `chained`: a module behind the first reads what the one before made, not the target's features; None = there is none."""
 
     pre: bool = False
     hidden_first: bool = False
     normed: bool = False
+    chained: bool | None = None
 
     def __str__(self) -> str:
-        return (
-            f"first={'pre' if self.pre else 'post'},order={'he' if self.hidden_first else 'eh'},carry={'normed' if self.normed else 'raw'}"
-        )
+        parts = {"first": "pre" if self.pre else "post", "order": "he" if self.hidden_first else "eh"}
+        parts["carry"] = "normed" if self.normed else "raw"
+        if self.chained is not None:
+            parts["reads"] = "module" if self.chained else "target"
+        return ",".join(f"{name}={value}" for name, value in parts.items())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,42 +80,69 @@ def write(host: Host, rows: int = ROWS, length: int = LENGTH) -> Written:
     return Written(tokens, both[..., : model.hidden].contiguous(), both[..., model.hidden :].contiguous())
 
 
-def agreement(written: Written, net: Net, way: Way, embed: Callable[[Ops, Tensor], Tensor], width: int, host: Host) -> tuple[float, float]:
-    """How often the module says what the target wrote: one place behind what it was shown, and two (from its own result)."""
-    backend, rows, count = host.backend, len(written.tokens), len(written.tokens[0]) - 1
-    size = backend.caps.page_tokens
-    pages = -(-(count + 1) // size)
-    table = Table(rows, (count + 1), size)
-    for row in range(rows):
-        table.grant(row, range(row * pages, (row + 1) * pages))
-    spec = net.layers[0].attention.spec
-    kind = PoolSpec(len(net.layers), spec.kv_heads, spec.head_dim, backend.caps.kv_dtypes[0])
-    pool = backend.pool(kind, rows * pages)
-    stage = Stage.open(rows * count, width, net.carried, backend.device)
-    features = written.before if way.pre else written.behind
-    hits = [0, 0]
-    shown = range(4, count - 2)
-    stems = [Stem(row, 0, 0, count, (), range(count)) for row in range(rows)]
-    after = torch.tensor([each[1:] for each in written.tokens], dtype=torch.int32, device=backend.device)
-    stage.put(embed(backend.ops, after.flatten()), net.fusion(backend.ops, features.flatten(0, 1)))
-    first = net.forward(backend.ops, stage, grow(stems, table, backend.device), pool)
-    said, carried = first.picks.tokens.view(rows, count), first.carried.view(rows, count, -1)
-    ids = torch.tensor(written.tokens)
-    hits[0] = sum(int((said[:, at] == ids[:, at + 2]).sum()) for at in shown)
-    for at in reversed(shown):
-        # Entries behind this place are written over: the next one is the module's own, seen from here.
-        stage.put(embed(backend.ops, ids[:, at + 2].int()), carried[:, at])
-        second = net.forward(
-            backend.ops, stage, grow([Stem(row, 0, at + 1, 1, (), (0,)) for row in range(rows)], table, backend.device), pool
-        )
-        hits[1] += int((second.picks.tokens == ids[:, at + 3]).sum())
-    asked = rows * len(shown)
-    return hits[0] / asked, hits[1] / asked
+class Trial:
+    """Modules over what the target wrote, in a pool of their own. `embeds`, `width`: of the embeddings of each."""
+
+    def __init__(self, written: Written, embeds: Sequence[Embed], width: int, pool: PoolSpec, host: Host) -> None:
+        self._written, self._embeds, self._host = written, embeds, host
+        backend = host.backend
+        self._rows, self._count = len(written.tokens), len(written.tokens[0]) - 1
+        pages = -(-(self._count + 1) // backend.caps.page_tokens)
+        self._table = Table(self._rows, self._count + 1, backend.caps.page_tokens)
+        for row in range(self._rows):
+            self._table.grant(row, range(row * pages, (row + 1) * pages))
+        self._pool = backend.pool(pool, self._rows * pages)
+        self._stage = Stage.open(self._rows * self._count, width, host.model.hidden, backend.device)
+        self._ids = torch.tensor(written.tokens, device=backend.device)
+        self._shown = range(4, self._count - 2)
+
+    def first(self, nets: Sequence[Net], way: Way) -> float:
+        """How often the (first) module says what the target wrote one place behind what it was shown."""
+        return self._hits(self._teach(nets, way, 0, self._features(nets, way)), 0)
+
+    def second(self, nets: Sequence[Net], way: Way) -> float:
+        """The same of the second place: what the second module says, or where there is one alone what that says of its own result."""
+        features = self._features(nets, way)
+        taught = self._teach(nets, way, 0, features)
+        if len(nets) > 1:
+            carried = taught.carried.view(self._rows, self._count, -1) if way.chained else features
+            return self._hits(self._teach(nets, way, 1, carried), 1)
+        carried, hits = taught.carried.view(self._rows, self._count, -1), 0
+        for at in reversed(self._shown):
+            # Entries behind this place are written over: the next one is the module's own, seen from here.
+            stems = [Stem(row, 0, at + 1, 1, (), (0,)) for row in range(self._rows)]
+            said = self._forward(nets, 0, self._ids[:, at + 2], carried[:, at], stems)
+            hits += int((said.picks.tokens == self._ids[:, at + 3]).sum())
+        return hits / (self._rows * len(self._shown))
+
+    def _features(self, nets: Sequence[Net], way: Way) -> Tensor:
+        """[rows, count, W]"""
+        features = self._written.before if way.pre else self._written.behind
+        return nets[0].fusion(self._host.backend.ops, features.flatten(0, 1)).view(self._rows, self._count, -1)
+
+    def _teach(self, nets: Sequence[Net], way: Way, place: int, carried: Tensor) -> Stepped:
+        """A module over whole texts, beside the true tokens: logits at each position whose token it may be shown."""
+        known = self._count - place
+        stems = [Stem(row, 0, 0, known, (), range(known)) for row in range(self._rows)]
+        tokens = self._ids[:, 1 + place : 1 + place + known]
+        return self._forward(nets, place, tokens.flatten(), carried[:, :known].flatten(0, 1), stems)
+
+    def _forward(self, nets: Sequence[Net], place: int, tokens: Tensor, carried: Tensor, stems: Sequence[Stem]) -> Stepped:
+        ops, device = self._host.backend.ops, self._host.backend.device
+        self._host.progress("warming", 0, 1)
+        self._stage.put(self._embeds[place](ops, tokens.int()), carried)
+        return nets[place].through(ops, self._stage, grow(stems, self._table, device), self._pool)
+
+    def _hits(self, stepped: Stepped, place: int) -> float:
+        """The share of the shown positions whose pick is the token that was written there."""
+        said = stepped.picks.tokens.view(self._rows, -1)
+        hits = sum(int((said[:, at] == self._ids[:, at + 2 + place]).sum()) for at in self._shown)
+        return hits / (self._rows * len(self._shown))
 
 
-def choose(usual: Way, fixed: Sequence[str], tried: Callable[[Way], tuple[float, float]]) -> tuple[Way, dict[Way, float]]:
-    """The best way and what each came to. `fixed`: which of its parts were given and are not tried; `tried`: agreement of a way, one place
-    ahead and two. The usual one stays unless another is clearly better."""
+def choose(usual: Way, fixed: Sequence[str], first: Callable[[Way], float], second: Callable[[Way], float]) -> tuple[Way, dict[Way, float]]:
+    """The best way and what each came to. `fixed`: which of its parts were given and are not tried; `first`, `second`: agreement of a way,
+    one place ahead and two. The usual one stays unless another is clearly better."""
     found: dict[Way, float] = {}
 
     def options(name: str) -> list[bool]:
@@ -119,10 +150,16 @@ def choose(usual: Way, fixed: Sequence[str], tried: Callable[[Way], tuple[float,
 
     for pre, hidden_first in itertools.product(options("pre"), options("hidden_first")):
         way = dataclasses.replace(usual, pre=pre, hidden_first=hidden_first)
-        found[way] = tried(way)[0]
+        found[way] = first(way)
     best = max(found, key=lambda way: found[way] + CLEAR * (way == usual))
-    seconds = {dataclasses.replace(best, normed=normed): 0.0 for normed in options("normed")}
-    if len(seconds) > 1:
-        seconds = {way: tried(way)[1] for way in seconds}
-        best = max(seconds, key=lambda way: seconds[way] + CLEAR * (way.normed == usual.normed))
-    return best, found | seconds
+    further = [None] if usual.chained is None else options("chained")
+    ways = [
+        dataclasses.replace(best, normed=normed, chained=chained)
+        for normed, chained in itertools.product(options("normed"), further)
+        if chained is not False or normed == usual.normed  # what is carried on is then read by nobody
+    ]
+    if len(ways) > 1:
+        seconds = {way: second(way) for way in ways}
+        best = max(ways, key=lambda way: seconds[way] + CLEAR * ((way.normed, way.chained) == (usual.normed, usual.chained)))
+        found |= seconds
+    return best, found

@@ -117,7 +117,8 @@ class Joined:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stepped:
-    """Of the rows whose logits are needed: `logits` float32 [m, V'], the best of each, and what the net carries on [m, W]."""
+    """Of the rows whose logits are needed: `logits` float32 [m, V'], the best of each, and what the net carries on [m, W] (`Net.through`:
+    of all rows)."""
 
     logits: Tensor
     picks: Picks
@@ -127,7 +128,7 @@ class Stepped:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Net:
     """`norm`: in front of the head, None = none; `normed`: its result is what is carried on. `head`: [m, d] → float32 [m, vocab].
-    `fusion`: of the target's features. `carried`: width of what is carried on."""
+    `fusion`: of the target's features. `carried`: width of what is carried on. `lowest`: the pool's layer of the first layer."""
 
     fusion: Fusion
     entry: Entry
@@ -138,19 +139,31 @@ class Net:
     vocab: int
     carried: int
     eps: float
+    lowest: int = 0
 
     def forward(self, ops: Ops, stage: Stage, batch: Batch, pool: Pool) -> Stepped:
         """Writes the rows' entries; `batch.tokens` are their places on the stage."""
-        x, residual = self.entry(ops, ops.take(stage.embedded, batch.tokens), ops.take(stage.carried, batch.tokens))
-        for index, layer in enumerate(self.layers):
-            x = layer.attention(ops, x, batch, pool, index)
-            x, residual = join(ops, x, residual, layer.before_mlp, self.eps)
-            x = layer.mlp(ops, x)
-            x, residual = join(ops, x, residual, layer.before_next, self.eps)
-        hidden = ops.take(residual, batch.logit_rows)
+        hidden = ops.take(self.stream(ops, stage, batch, pool), batch.logit_rows)
         normed = hidden if self.norm is None else ops.norm(hidden, self.norm, self.eps)
         logits = self.head(ops, normed)
         return Stepped(logits, ops.pick(logits, None), normed if self.normed else hidden)
+
+    def through(self, ops: Ops, stage: Stage, batch: Batch, pool: Pool) -> Stepped:
+        """As `forward`, with what is carried on of every row, for a net behind this one."""
+        residual = self.stream(ops, stage, batch, pool)
+        normed = residual if self.norm is None else ops.norm(residual, self.norm, self.eps)
+        logits = self.head(ops, ops.take(normed, batch.logit_rows))
+        return Stepped(logits, ops.pick(logits, None), normed if self.normed else residual)
+
+    def stream(self, ops: Ops, stage: Stage, batch: Batch, pool: Pool) -> Tensor:
+        """The residual stream behind the last layer, of every row."""
+        x, residual = self.entry(ops, ops.take(stage.embedded, batch.tokens), ops.take(stage.carried, batch.tokens))
+        for index, layer in enumerate(self.layers):
+            x = layer.attention(ops, x, batch, pool, self.lowest + index)
+            x, residual = join(ops, x, residual, layer.before_mlp, self.eps)
+            x = layer.mlp(ops, x)
+            x, residual = join(ops, x, residual, layer.before_next, self.eps)
+        return residual
 
     @property
     def width(self) -> int:

@@ -110,9 +110,9 @@ class Trail:
         """How many entries can be made now."""
         return min(traced.end, len(traced.row.tokens) - self._successor) - traced.row.computed
 
-    def take(self, traced: Traced, count: int) -> tuple[list[int], Tensor]:
+    def take(self, traced: Traced, count: int, labelled: bool = True) -> tuple[list[int], Tensor]:
         """The next `count` entries (at most `due`) are about to be made: the tokens that follow their positions (or, without successors,
-        those at them) and the features there, [count, taps · hidden]."""
+        those at them) and the features there, [count, taps · hidden]. `labelled` off: they are not whole before `entered` says so."""
         row, first = traced.row, traced.row.computed
         parts: list[Tensor] = []
         left = count
@@ -127,10 +127,15 @@ class Trail:
         self.waiting -= count
         self.scribbles(traced, first, first + count)
         row.computed += count
-        if not traced.base:
-            self._held.wrote(row.number, row.tokens, row.computed)
+        if labelled:
+            self.entered(traced, row.computed)
         shift = int(self._successor)
         return row.tokens[first + shift : first + shift + count], parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def entered(self, traced: Traced, count: int) -> None:
+        """The entries of the first `count` positions are whole: other rows may find them."""
+        if not traced.base:
+            self._held.wrote(traced.row.number, traced.row.tokens, count)
 
     def scribbles(self, traced: Traced, first: int, last: int) -> None:
         """Entries of positions first … last−1 are about to be written."""

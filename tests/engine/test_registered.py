@@ -29,7 +29,7 @@ SPECS = {name: [name] for name in DRAFTERS} | {
     "remote": ["remote={service},wait=60000"],
     "dflash": ["dflash={dflash}"],
     "dspark": ["suffix+dspark={dspark}"],
-    "mtp": ["suffix+mtp={mtp}"],
+    "mtp": ["suffix+mtp={mtp}", "suffix+mtp={modules},first=post,order=eh,carry=raw,reads=module"],
     "eagle": ["eagle={eagle3},beams=3", "suffix+eagle={eagle1}"],
 }
 """What to open of each drafter: its name, unless it needs a value or has variants. In braces: the tiny target as a draft model, another

@@ -168,6 +168,7 @@ FOLDERS = {
     "eagle3": write_fitted_eagle3,
     "eagle1": write_eagle1,
     "mtp": write_mtp,
+    "modules": functools.partial(write_mtp, modules=3),
     "dflash": write_dflash,
     "dspark": write_dspark,
 }

@@ -134,32 +134,66 @@ MIXTURE = {
     "routed_scaling_factor": 1.7,
     "norm_topk_prob": True,
 }
+SPARSE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "shared_expert_intermediate_size": 24}
 MTP = {
-    "deepseek": ("model.layers.2.", "", "eh_proj", ("enorm", "hnorm", "shared_head.norm")),
-    "mimo": ("model.mtp_layers.0.", "", "input_proj", ("token_layernorm", "hidden_layernorm", "final_layernorm")),
-    "qwen": ("mtp.", "layers.0.", "fc", ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")),
+    "deepseek": ("model.layers.{}.", "", "eh_proj", ("enorm", "hnorm", "shared_head.norm")),
+    "mimo": ("model.mtp_layers.{}.", "", "input_proj", ("token_layernorm", "hidden_layernorm", "final_layernorm")),
+    "qwen": ("mtp.", "layers.{}.", "fc", ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")),
 }
-"""family → what stands before its names, before those of its layer, the projection, the norms"""
+"""family → what stands before its names (with the module's number), before those of its layer, the projection, the norms"""
+KIN = {"latent": "deepseek", "gated": "qwen", "accompanied": "qwen", "fused": "qwen"}
+"""DeepSeek's with its attention and its mixture; Qwen3-Next's attention, with an MLP, with its mixture, with that as Qwen3.5 stores it"""
 
 
-def write_mtp(folder: Path, family: str = "deepseek", seed: int = 8, **changes: Any) -> Path:
-    """`family`: of `MTP`, or latent (DeepSeek's with its attention and its mixture). The module has an output head of its own where its
-    layout knows one."""
+def layout_of(family: str, place: int = 0) -> tuple[str, str, str, tuple[str, str, str]]:
+    """As `MTP`, for module `place`."""
+    kin = KIN.get(family, family)
+    prefix, layer, project, norms = MTP[kin]
+    return prefix.format(place + 2 if kin == "deepseek" else place), layer.format(place), project, norms
+
+
+def write_mtp(folder: Path, family: str = "deepseek", seed: int = 8, modules: int = 1, **changes: Any) -> Path:
+    """`family`: of `MTP` or of `KIN`. A module has an output head of its own where its layout knows one."""
     draw = Draw(seed)
-    prefix, layer, project, norms = MTP["deepseek" if family == "latent" else family]
+    config = config_of(num_nextn_predict_layers=modules, model_type=family, num_hidden_layers=2) | changes
+    config |= {"latent": LATENT | MIXTURE | {"num_key_value_heads": 2}}.get(family, {})
+    if KIN.get(family) == "qwen":
+        config |= SPARSE | {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.25}}
+    tensors = {"model.embed_tokens.weight": draw.matrix(VOCAB, HIDDEN), "model.layers.0.input_layernorm.weight": draw.norm(HIDDEN)}
+    for place in range(modules):
+        prefix = layout_of(family, place)[0]
+        tensors |= {f"{prefix}{name}": tensor for name, tensor in module(draw, family, place).items()}
+    return write(folder, config, tensors)
+
+
+def module(draw: Draw, family: str, place: int) -> dict[str, Tensor]:
+    _, layer, project, norms = layout_of(family, place)
+    kin = KIN.get(family, family)
     made = {f"{project}.weight": draw.matrix(HIDDEN, 2 * HIDDEN)} | {f"{name}.weight": draw.norm(HIDDEN) for name in norms}
-    config = config_of(num_nextn_predict_layers=1, model_type=family, num_hidden_layers=2) | changes
     if family == "latent":
-        config |= LATENT | MIXTURE | {"num_key_value_heads": 2}
         made |= latent(draw) | mixture(draw)
     else:
-        made |= draw.layer(layer, HIDDEN, ("input_layernorm",), head_norms=family == "qwen", biases=family == "mimo")
-    if family in ("deepseek", "latent"):
+        made |= draw.layer(layer, HIDDEN, ("input_layernorm",), head_norms=kin == "qwen", biases=family == "mimo")
+    if family != "qwen" and kin == "qwen":
+        made[f"{layer}self_attn.q_proj.weight"] = draw.matrix(64, HIDDEN)
+    if family in ("accompanied", "fused"):
+        made = {name: tensor for name, tensor in made.items() if ".mlp." not in name} | sparse(draw, f"{layer}mlp.", family == "fused")
+    if kin == "deepseek":
         made["shared_head.head.weight"] = draw.matrix(VOCAB, HIDDEN)
-    if family == "qwen":
-        made = {name: tensor - 1.0 if "norm" in name else tensor for name, tensor in made.items()}
-    beside = {"model.embed_tokens.weight": draw.matrix(VOCAB, HIDDEN), "model.layers.0.input_layernorm.weight": draw.norm(HIDDEN)}
-    return write(folder, config, {f"{prefix}{name}": tensor for name, tensor in made.items()} | beside)
+    return {name: tensor - 1.0 if "norm" in name and kin == "qwen" else tensor for name, tensor in made.items()}
+
+
+def sparse(draw: Draw, at: str, fused: bool) -> dict[str, Tensor]:
+    """Qwen's mixture of four experts of 20 and a shared one of 24."""
+    made = {"gate.weight": draw.matrix(4, HIDDEN), "shared_expert_gate.weight": draw.matrix(1, HIDDEN)}
+    made |= {f"shared_expert.{part}_proj.weight": draw.matrix(24, HIDDEN) for part in ("gate", "up")}
+    made["shared_expert.down_proj.weight"] = draw.matrix(HIDDEN, 24)
+    if fused:
+        made |= {"experts.gate_up_proj": draw.matrix(4, 40, HIDDEN), "experts.down_proj": draw.matrix(4, HIDDEN, 20)}
+    for i in range(0 if fused else 4):
+        made |= {f"experts.{i}.{part}_proj.weight": draw.matrix(20, HIDDEN) for part in ("gate", "up")}
+        made[f"experts.{i}.down_proj.weight"] = draw.matrix(HIDDEN, 20)
+    return {f"{at}{name}": tensor for name, tensor in made.items()}
 
 
 def latent(draw: Draw) -> dict[str, Tensor]:
