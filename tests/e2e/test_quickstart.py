@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.server import Server
-from tests.e2e.test_other_clients import HERE, NODE, PYTHON
+from tests.e2e.test_other_clients import HERE, NODE, PYTHON, why_no_node
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "clients.md"
 ADDRESS = "http://127.0.0.1:8080"
@@ -34,8 +34,8 @@ def command(language: str, block: str, folder: Path) -> list[str]:
             pytest.skip("no curl here")
         return [*shlex.split(block.replace("\\\n", " ")), "-sS", "--fail-with-body"]
     if language == "js":
-        if NODE is None or not (HERE / "node" / "node_modules").exists():
-            pytest.skip("the clients of Node are not installed: make clients")
+        if NODE is None or why_no_node():
+            pytest.skip(why_no_node())
         script = folder / "block.mjs"
         script.write_text(block, encoding="utf-8")
         (folder / "node_modules").symlink_to(HERE / "node" / "node_modules")
