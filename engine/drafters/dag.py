@@ -11,8 +11,8 @@ Probes stand by themselves; they take what the guesses leave.
 Sources that compute nothing but look-ups are asked first. One that runs a network is asked about the rows for which it may be expected
 to bring more than the others promise there already, by what its drafts have earned with them, if together they are worth the time
 that it takes (measured): so of two draft models, one good at code and one at chat, each serves the rows that it is good at. A source
-that is not worth it for a row is tried again now and then, ever more rarely. A source that raises takes the others down with it for that
-row.
+that is not worth it for a row is tried again now and then, ever more rarely. A source that raises is cold for that row, and silent in the
+end; the others go on (`Guarded`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from forerun.engine.drafters.calibration import Calibration
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Drafter, Needs, Place, Terms
 from forerun.engine.drafters.earned import Earned
+from forerun.engine.drafters.guarded import Guarded
 from forerun.engine.drafters.history import fresh
 from forerun.engine.drafters.pace import Pace
 from forerun.engine.drafters.registry import Setting
@@ -41,7 +42,7 @@ class _Source:
     `pace`: how long it takes, by the number of rows that it is asked about."""
 
     place: int
-    drafter: Drafter
+    drafter: Guarded
     layers: list[int]
     earned: Earned
     pace: Pace
@@ -59,9 +60,16 @@ class _Merged:
 
 class Dag:
     """`drafters`: two or more, in any order. `most`: nodes of a merged draft. `tree`: siblings may be verified; without, the draft is
-    the likeliest path."""
+    the likeliest path. `names`: of the drafters, for people."""
 
-    def __init__(self, drafters: Sequence[Drafter], most: int, tree: bool = True, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        most: int,
+        tree: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
+        names: Sequence[str] = (),
+    ) -> None:
         if not 1 < len(drafters) <= MOST_SOURCES:
             raise StartError(f"{len(drafters)} drafters are to be joined", f"join two to {MOST_SOURCES}")
         needs = [drafter.needs for drafter in drafters]
@@ -74,9 +82,11 @@ class Dag:
             weight_bytes=sum(need.weight_bytes for need in needs),
             work_bytes=sum(need.work_bytes for need in needs),
             attach=self._attach,
+            news=self._news,
         )
         taps = [[layers.index(layer) for layer in drafter.needs.layers] for drafter in drafters]
-        sources = [_Source(place, drafter, taps[place], Earned(), Pace()) for place, drafter in enumerate(drafters)]
+        guarded = [Guarded(drafter, names[place] if names else f"number {place + 1}") for place, drafter in enumerate(drafters)]
+        sources = [_Source(place, drafter, taps[place], Earned(), Pace()) for place, drafter in enumerate(guarded)]
         self._sources = sorted(sources, key=lambda source: source.drafter.needs.dear)
         self._tree = tree
         self._clock = clock
@@ -86,9 +96,12 @@ class Dag:
         self._asked: dict[int, list[tuple[_Source, Draft]]] = {}
 
     @classmethod
-    def join(cls, drafters: Sequence[Drafter], setting: Setting) -> Dag:
+    def join(cls, drafters: Sequence[Drafter], setting: Setting, names: Sequence[str]) -> Dag:
         """As many nodes as the most talkative of them proposes, unless told otherwise."""
-        return cls(drafters, setting.nodes or max(drafter.needs.most for drafter in drafters), setting.tree)
+        return cls(drafters, setting.nodes or max(drafter.needs.most for drafter in drafters), setting.tree, names=names)
+
+    def _news(self) -> list[str]:
+        return [line for source in self._sources for line in source.drafter.news()]
 
     def _attach(self, place: Place) -> None:
         """Each source its own pools, in the order in which the sources are named."""

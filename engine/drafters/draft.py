@@ -198,13 +198,18 @@ def _nowhere(place: Place) -> None:
     return None
 
 
+def _no_news() -> list[str]:
+    return []
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Needs:
     """What a drafter declares; nobody asks what class it is. `layers`: target layers whose hidden states it taps: −1 = what the first
     layer reads, i = the residual stream behind decoder layer i (from 0), `model.layers` = behind the final norm. `pools`: KV pools of its
     own, which have a slot for each of the target's. `most`: most nodes it can propose for a row. `lazy`: it may skip rows while
     speculation is off and catch up later from `absorb`ed tokens alone. `weight_bytes`: what it has loaded; `work_bytes`: what its forwards
-    take beside their pools. `attach`: called once, with as many pools, before anything is absorbed."""
+    take beside their pools. `attach`: called once, with as many pools, before anything is absorbed. `news`: what went wrong inside and was
+    survived there, one line each, since it was asked last."""
 
     layers: tuple[int, ...] = ()
     pools: tuple[PoolSpec, ...] = ()
@@ -213,6 +218,7 @@ class Needs:
     weight_bytes: int = 0
     work_bytes: int = 0
     attach: Callable[[Place], None] = dataclasses.field(default=_nowhere, compare=False)
+    news: Callable[[], list[str]] = dataclasses.field(default=_no_news, compare=False)
 
     @property
     def dear(self) -> bool:

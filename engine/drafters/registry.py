@@ -73,7 +73,7 @@ def open_drafter(spec: str, setting: Setting) -> Drafter:
     if len(parts) == 1:
         return _open(spec, setting)
     dag = importlib.import_module("forerun.engine.drafters.dag")
-    joined: Drafter = dag.Dag.join([_open(part, setting) for part in parts], setting)
+    joined: Drafter = dag.Dag.join([_open(part, setting) for part in parts], setting, parts)
     return joined
 
 

@@ -14,14 +14,13 @@ from operator import sub
 from forerun.engine import grammar, rejection
 from forerun.engine.drafters.choose import choose, keep
 from forerun.engine.drafters.draft import Commit, Draft, Drafter, Needs, Room, Silent, Terms, prune
+from forerun.engine.drafters.guarded import MOST_FAILURES
 from forerun.engine.drafters.trust import Trust
 from forerun.engine.kv import Table
 from forerun.engine.rows import Row, Share
 from forerun.messages import SamplingParams, StepPlan
 
 log = logging.getLogger(__name__)
-
-MOST_FAILURES = 3
 
 
 class Speculator:
@@ -132,7 +131,7 @@ class Speculator:
 
     def news(self) -> list[str]:
         """What went wrong since this was asked last, one line each."""
-        news, self._news = self._news, []
+        news, self._news = [*self._news, *self.needs.news()], []
         return news
 
     def forget(self, rows: Sequence[Row]) -> None:

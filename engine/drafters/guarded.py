@@ -1,0 +1,119 @@
+"""A drafter among others that may fail: what it raises is its own loss, and not that of those beside it.
+
+Is a drafter itself. A row at which the drafter failed is cold: nothing more is told or asked about it until it begins anew. After
+`MOST_FAILURES` the drafter is not called again. What `Speculator` does for the whole, this does for each source of a join.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from math import isnan
+from operator import lt
+from typing import TypeVar
+
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Drafter, Needs, Silent, Terms
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+MOST_FAILURES = 3
+
+
+class Guarded:
+    """`needs`: of the drafter; kept when it is silenced, since its layers and pools stay with it."""
+
+    def __init__(self, drafter: Drafter, name: str) -> None:
+        self.needs: Needs = drafter.needs
+        self.failures = 0
+        self._drafter = drafter
+        self._name = name
+        self._cold: set[int] = set()
+        self._news: list[str] = []
+
+    def absorb(self, commit: Commit) -> None:
+        if self._cold:
+            self._cold.difference_update(row for row, start in zip(commit.rows, commit.start) if not start)
+            commit = _without(commit, self._cold)
+        if not commit.rows:
+            return
+        try:
+            self._drafter.absorb(commit)
+        except Exception as error:
+            self._fail("absorb", commit.rows, error)
+
+    def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
+        """No guesses for rows that are cold, or when it fails. What is no draft is a failure as well."""
+        places = [i for i, row in enumerate(rows) if row not in self._cold] if self._cold else range(len(rows))
+        wanted = [rows[i] for i in places]
+        found = [Draft.none()] * len(rows)
+        if not wanted:
+            return found
+        try:
+            drafts = self._drafter.propose(wanted, [budget[i] for i in places], terms)
+            for i, draft in zip(places, map(_checked, drafts), strict=True):
+                found[i] = draft
+        except Exception as error:
+            self._fail("propose", wanted, error)
+            return [Draft.none()] * len(rows)
+        return found
+
+    def forget(self, rows: list[int]) -> None:
+        """Of cold rows as well: of what it failed to be told it may have kept a part."""
+        self._cold.difference_update(rows)
+        try:
+            self._drafter.forget(rows)
+        except Exception as error:
+            self._fail("forget", [], error)
+
+    def news(self) -> list[str]:
+        """What went wrong since this was asked last, one line each."""
+        news, self._news = self._news, []
+        return news
+
+    def _fail(self, verb: str, rows: Sequence[int], error: Exception) -> None:
+        self.failures += 1
+        self._cold.update(rows)
+        silenced = self.failures >= MOST_FAILURES
+        if silenced:
+            self._drafter = Silent()  # and what it held goes with it
+            self._cold.clear()
+        after = "it is not asked again, the others are" if silenced else f"no more of its guesses for rows {list(rows)}"
+        log.error("the drafter %s failed in %s (failure %d): %s", self._name, verb, self.failures, after, exc_info=error)
+        lines = str(error).splitlines()
+        self._news.append(f"{self._name}: {type(error).__name__} in {verb}: {lines[0] if lines else ''}; {after}")
+
+
+def _checked(draft: Draft) -> Draft:
+    """The draft. ValueError for one that is no tree, or whose confidences are no numbers."""
+    count = draft.count
+    if not count == len(draft.parent) == len(draft.confidence) == len(draft.probe):
+        raise ValueError("the lists of a draft have different lengths")
+    if isnan(sum(draft.confidence)):
+        raise ValueError("a confidence of a draft is not a number")
+    if not (all(map(lt, draft.parent, range(count))) and min(draft.parent, default=-1) >= -1):
+        raise ValueError("a node of a draft comes before its parent")
+    return draft
+
+
+def _without(commit: Commit, rows: set[int]) -> Commit:
+    """What the commit says of other rows."""
+    places = [i for i, row in enumerate(commit.rows) if row not in rows]
+
+    def part(whole: list[T]) -> list[T]:
+        return [whole[i] for i in places]
+
+    def some(whole: list[T] | None) -> list[T] | None:
+        return None if whole is None else part(whole)
+
+    return Commit(
+        part(commit.rows),
+        part(commit.start),
+        part(commit.tokens),
+        part(commit.next),
+        some(commit.features),
+        some(commit.prompt),
+        some(commit.scope),
+        some(commit.params),
+        some(commit.answers),
+    )
