@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import logging
 import statistics
 import time
@@ -52,6 +53,7 @@ SHARED_PART = 0.5
 """how much of memory that other programs use too an unasked-for pool may take"""
 SHORTEST = 256
 """tokens of a sequence below which a server is of no use"""
+ROOM_CURE = "give more memory, or lower --max-total-tokens, or ask for it by name if its guesses are worth shorter sequences"
 PATIENCE_SECONDS = 2.0
 """a warm-up step slower than this is the last; longer ones are extrapolated"""
 
@@ -79,27 +81,46 @@ def build_engine(start: Start, progress: ReportProgress) -> Engine:
     model = load_model(start, backend, progress)
     host = Host(start, backend, model, progress)
     setting = Setting(start.speculate, backend.caps.tree_attention and start.acceptance == "dice", host)
-    spec, drafter = (
-        open_auto(find(start), setting) if start.speculator == "auto" else (start.speculator, open_drafter(start.speculator, setting))
-    )
+    if start.speculator == "auto":
+        spec, drafter = open_auto(find(start), setting, functools.partial(leaves_room, start, backend, model))
+    else:
+        spec, drafter = start.speculator, open_drafter(start.speculator, setting)
     return assemble(msgspec.structs.replace(start, speculator=spec), backend, model, drafter, progress, grammars)
 
 
-def open_auto(folder: Path, setting: Setting) -> tuple[str, Drafter]:
+def open_auto(folder: Path, setting: Setting, fits: Callable[[Needs], None]) -> tuple[str, Drafter]:
     """What `--speculator auto` is: heads that lie in or beside the model's folder, with the look-ups, which are asked first; else these
-    alone. Heads that do not fit are no reason not to start."""
+    alone. Heads that are not right for this target, or too large (`fits` raises StartError), are no reason not to start."""
     found = find_heads(folder)
     if found is not None:
         spec = f"{AUTO}+{found}"
         try:
-            return spec, open_drafter(spec, setting)
+            return spec, _fitting(spec, setting, fits)
         except StartError as refused:
             log.warning("--speculator auto found %s, but it cannot be used: %s; %s", found, refused.error, refused.cure)
         except Exception as error:  # a file or a configuration that nobody thought of
             log.warning(
                 "--speculator auto found %s, but it cannot be read (%r); to see why, ask for it by name", found, error, exc_info=True
             )
+        gc.collect()  # its weights make room for the KV pool: a drafter and what it declares hold each other
     return AUTO, open_drafter(AUTO, setting)
+
+
+def _fitting(spec: str, setting: Setting, fits: Callable[[Needs], None]) -> Drafter:
+    drafter = open_drafter(spec, setting)
+    fits(drafter.needs)
+    return drafter
+
+
+def leaves_room(start: Start, backend: Backend, model: Model, needs: Needs) -> None:
+    """StartError for heads beside which sequences could not be as long as without them."""
+    longest = plan_memory(start, backend, model, Needs(most=needs.most), freed=needs.weight_bytes).longest
+    try:
+        fits = plan_memory(start, backend, model, needs).longest
+    except StartError as refused:
+        raise StartError(f"{refused.error} with it", ROOM_CURE) from refused
+    if fits < longest:
+        raise StartError(f"sequences could have {fits} tokens beside it instead of {longest}", ROOM_CURE)
 
 
 def assemble(
@@ -143,9 +164,9 @@ def assemble(
     return engine
 
 
-def plan_memory(start: Start, backend: Backend, model: Model, needs: Needs) -> Sizes:
-    """Divide what is free after loading. The longest sequence must fit: where nobody asked for a length, the length gives way; where
-    somebody did, that is an error. `needs`: the drafter's."""
+def plan_memory(start: Start, backend: Backend, model: Model, needs: Needs, freed: int = 0) -> Sizes:
+    """Divide what is free after loading, and `freed` bytes more. The longest sequence must fit: where nobody asked for a length, the length
+    gives way; where somebody did, that is an error. `needs`: the drafter's."""
     size, specs = backend.caps.page_tokens, (model.pool, *needs.pools)
     page_bytes = sum(spec.position_bytes for spec in specs) * size
     nodes = min(needs.most, start.speculate or needs.most, backend.caps.max_nodes)
@@ -157,7 +178,7 @@ def plan_memory(start: Start, backend: Backend, model: Model, needs: Needs) -> S
     activations = 4 * ((step_tokens + verified) * width * ROW_COPIES + 2 * (verified + PROMPT_ROWS) * model.vocab)
     activations += needs.work_bytes
     scratch = scratch_pages(start.max_rows, nodes, size) * model.pool.position_bytes * size
-    free, _ = backend.memory()
+    free = backend.memory()[0] + freed
     left = max(0, free - activations - scratch - HEAD_ROOM)
     fit, one = left // page_bytes, -(-longest // size)
     usable = max(int(fit * SHARED_PART), min(fit, one)) if backend.caps.shared_memory else fit

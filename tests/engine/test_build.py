@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from forerun.backends.base import Backend, Pool, PoolSpec
 from forerun.backends.registry import open_backend
+from forerun.engine import build
 from forerun.engine.batch import Batch
-from forerun.engine.build import HEAD_ROOM, ROW_COPIES, STEP_NODES, Sizes, assemble, build_engine, plan_memory
+from forerun.engine.build import HEAD_ROOM, ROW_COPIES, STEP_NODES, Sizes, assemble, build_engine, leaves_room, plan_memory
 from forerun.engine.drafters.draft import Needs, Silent
 from forerun.engine.drafters.registry import Setting, open_drafter
 from forerun.engine.errors import StartError
 from forerun.engine.models.model import Output
 from forerun.engine.profile import scratch_pages
 from forerun.messages import Start
+from tests.engine.drafters.companions import write_tiny
+from tests.engine.drafters.nets import write_eagle3
 from tests.engine.tiny import Front, Sequence_, TinyModel, params_for
 
 MB = 1 << 20
@@ -117,6 +121,55 @@ def test_a_drafters_pools_and_work_are_part_of_the_plan() -> None:
     assert after.memory["activations"] - before.memory["activations"] == 5 * MB
     scratch = 16 * 1024 * scratch_pages(128, 4, 16)  # what the profile writes to, in the target's pool alone
     assert after.pages == (1000 * MB - after.memory["activations"] - scratch - HEAD_ROOM) // (16 * (1024 + 2 * 512))
+
+
+def heads(weights: int = 0, work: int = 0, kv: int = 0) -> Needs:
+    """Of a drafter; `kv`: bytes of a position."""
+    return Needs(most=4, weight_bytes=weights, work_bytes=work, pools=(PoolSpec(1, 1, kv // 4, torch.bfloat16),) if kv else ())
+
+
+def room(free_for_kv: int, needs: Needs, **start: int) -> str:
+    """What is wrong with these heads where so much is left for KV without them."""
+    asked = Start("model", **start)  # type: ignore[arg-type]
+    beside = plan_memory(asked, Machine(1 << 50), Card(), Needs(most=4))  # type: ignore[arg-type]
+    free = free_for_kv + beside.memory["activations"] + beside.memory["kv"] % (1 << 10) + HEAD_ROOM
+    scratch = scratch_pages(asked.max_rows, 4, 16) * Card.pool.position_bytes * 16
+    try:
+        leaves_room(asked, Machine(free + scratch - needs.weight_bytes), Card(), needs)  # type: ignore[arg-type]
+    except StartError as refused:
+        assert "ask for it by name" in refused.cure
+        return refused.error
+    return ""
+
+
+def test_found_heads_that_leave_no_room_are_left_out() -> None:
+    """Whatever it is that takes the room: weights, working memory or entries; the server starts without them, as if they were not there."""
+    assert room(5 * MB, heads(weights=MB)) == ""
+    assert "instead of 4096" in room(5 * MB, heads(weights=2 * MB))
+    assert "instead of 4096" in room(5 * MB, heads(work=2 * MB))
+    assert "instead of 4096" in room(5 * MB, heads(kv=1024))
+    assert "with it" in room(5 * MB, heads(weights=5 * MB))
+    assert "with it" in room(5 * MB, heads(weights=2 * MB), max_total_tokens=4000)
+    assert room(5 * MB, heads(weights=2 * MB), max_total_tokens=3000) == ""
+    with pytest.raises(StartError, match="are left for KV"):  # without them as well: that is no matter of theirs
+        leaves_room(Start("model"), Machine(MB), Card(), heads())  # type: ignore[arg-type]
+
+
+def test_auto_starts_without_heads_that_leave_no_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """From the folders to the engine; one line says so and how to have them."""
+    folder = write_tiny(tmp_path / "model")
+    write_eagle3(tmp_path / "model-eagle3")
+    start = Start(str(folder), max_rows=2, max_total_tokens=128, max_step_tokens=64, speculator="auto", threads=1)
+    engine = build_engine(start, lambda *_: None)
+    assert engine.ready.drafter == f"suffix+eagle={tmp_path / 'model-eagle3'}"
+    free = engine.ready.memory["activations"] + engine.ready.memory["kv"] + HEAD_ROOM  # less what the heads need
+    caplog.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "open_backend", lambda *_: Machine(free - 3 * MB))
+        engine = build_engine(start, lambda *_: None)
+    assert engine.ready.drafter == "suffix"
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "model-eagle3" in line and "ask for it by name" in line
 
 
 def test_no_memory_at_all() -> None:

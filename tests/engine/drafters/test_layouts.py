@@ -11,13 +11,14 @@ import torch
 from safetensors.torch import save_file
 
 from forerun.engine.build import open_auto
+from forerun.engine.drafters.draft import Needs
 from forerun.engine.drafters.layouts import find_heads, kind_of
 from forerun.engine.drafters.registry import Setting
 from tests.engine.drafters import fitted
 from tests.engine.drafters.companions import host, write_target, write_tiny
 from tests.engine.drafters.nets import write_eagle1, write_eagle3, write_mtp
 
-KINDS = {"eagle3": "eagle", "eagle1": "eagle"}
+KINDS = {"modules": "mtp", "eagle3": "eagle", "eagle1": "eagle"}
 
 
 @pytest.mark.parametrize("name", fitted.FOLDERS)
@@ -94,16 +95,20 @@ def test_modules_among_the_targets_tensors(tmp_path: Path) -> None:
     assert find_heads(tmp_path / "model") == f"mtp={tmp_path / 'model'}"
 
 
+def anything(needs: Needs) -> None:
+    return None
+
+
 def test_auto_is_the_look_ups_and_what_is_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = write_target(tmp_path / "model")
     setting = Setting(4, True, host(model))
-    assert open_auto(model, setting)[0] == "suffix"
+    assert open_auto(model, setting, anything)[0] == "suffix"
     write_eagle3(tmp_path / "model-eagle3")
-    spec, drafter = open_auto(model, setting)
+    spec, drafter = open_auto(model, setting, anything)
     assert spec == f"suffix+eagle={tmp_path / 'model-eagle3'}" and drafter.needs.layers == (-1, 0, 1)
     config = json.loads((tmp_path / "model-eagle3" / "config.json").read_text())
     (tmp_path / "model-eagle3" / "config.json").write_text(json.dumps(config | {"target_hidden_size": 64}))
-    assert open_auto(model, setting)[0] == "suffix"
+    assert open_auto(model, setting, anything)[0] == "suffix"
     assert "another target" in caplog.text and "cannot be used" in caplog.text
 
 
@@ -113,5 +118,5 @@ def test_heads_that_cannot_be_read_are_no_reason_not_to_start(tmp_path: Path, ca
     config = json.loads((heads / "config.json").read_text())
     (heads / "config.json").write_text(json.dumps(config | {"eagle_aux_hidden_state_layer_ids": 3}))
     setting = Setting(4, True, host(model))
-    assert open_auto(model, setting)[0] == "suffix"
+    assert open_auto(model, setting, anything)[0] == "suffix"
     assert "ask for it by name" in caplog.text
