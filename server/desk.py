@@ -6,20 +6,24 @@ Every route that generates goes through it, so that all of them refuse, count an
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
+from collections.abc import AsyncIterator, Iterable, Iterator
 
 import structlog
 
 from forerun.config import Config
 from forerun.messages import NO_GRAMMARS, SamplingParams
 from forerun.router.request import Request, Sequence, TokenStream
+from forerun.router.scheduler import DEADLINE
 from forerun.router.service import Limits, Permit, Refused, Router
 from forerun.server import errors
 from forerun.server.errors import ApiError
 from forerun.server.grammar import Constraint
 from forerun.server.metrics import RequestMetrics
 from forerun.server.pace import Pace
-from forerun.server.schema import GenerateParameters, GenerateRequest
+from forerun.server.schema import GenerateParameters
 from forerun.server.services import Services
 from forerun.server.stops import StopMatcher
 from forerun.server.telemetry import Ended
@@ -28,7 +32,7 @@ from forerun.server.text import Tokenizer
 from forerun.server.timing import Timing
 from forerun.server.tokens import TokenLists
 from forerun.server.transcript import Transcript
-from forerun.server.validate import Validator
+from forerun.server.validate import Question, Validator
 
 _log = structlog.get_logger("forerun.server")
 _DEFAULTS = GenerateParameters()
@@ -87,24 +91,24 @@ class Desk:
         except Refused as refusal:
             raise errors.refused(refusal) from refusal
 
-    async def validate(
-        self,
-        body: GenerateRequest,
-        *,
-        id: str,
-        arrived: float,
-        stream: bool,
-        tokens: list[int] | None = None,
-        constraint: Constraint | None = None,
-    ) -> Request:
-        """With a permit in hand: a request that can be served to its end. `tokens`: the prompt's, where they are known already.
-        `constraint`: what its text must follow, beside the body. Raises ApiError (422)."""
+    @contextlib.asynccontextmanager
+    async def by_deadline(self, arrived: float, deadline_ms: int | None) -> AsyncIterator[None]:
+        """For what happens before there is a sequence, which has its deadline of the router. `arrived`: monotonic seconds. Raises ApiError
+        (504)."""
+        try:
+            async with asyncio.timeout(max(0.0, arrived + deadline_ms / 1000 - time.monotonic()) if deadline_ms else None):
+                yield
+        except TimeoutError:
+            raise errors.failed(DEADLINE) from None
+
+    async def validate(self, asked: Question) -> Request:
+        """With a permit in hand: a request that can be served to its end. Raises ApiError (422)."""
         limits, ready = self._router.limits, self._router.ready
         assert limits is not None and ready is not None, "a permit means that the worker is ready"
         self.metrics.size(limits)
         read = None if self._config.limits.disable_grammar_support else self._read
         validator = Validator(self._config.limits, limits, self.tokenizer(), ready.vocab, read)
-        request = await validator.request(body, id=id, arrived=arrived, stream=stream, tokens=tokens, constraint=constraint)
+        request = await validator.request(asked)
         self.metrics.admitted(len(request.tokens), request.params.max_new_tokens)
         return request
 
@@ -123,15 +127,19 @@ class Desk:
     def pace(self, request: Request) -> Pace:
         return Pace(self.metrics, request.arrived)
 
-    def submit(self, request: Request, stream: TokenStream, params: SamplingParams | None = None) -> Sequence:
+    @contextlib.contextmanager
+    def submitted(self, asked: Iterable[tuple[Request, TokenStream, SamplingParams]]) -> Iterator[list[Sequence]]:
+        """The sequences of a response; however this ends, none of them runs on. Raises ApiError (429)."""
+        running: list[Sequence] = []
         try:
-            return self._router.submit(request, stream, params)
+            for request, stream, params in asked:
+                running.append(self._router.submit(request, stream, params))
+            yield running
         except Refused as refusal:
             raise errors.refused(refusal) from refusal
-
-    def cancel(self, sequence: Sequence) -> None:
-        """Whatever became of it; its place is free afterwards."""
-        self._router.cancel(sequence)
+        finally:
+            for sequence in running:
+                self._router.cancel(sequence)
 
     def record(self, sequence: Sequence, parameters: GenerateParameters, transcript: Transcript) -> Timing:
         """A sequence was answered in full: count it and log it, as TGI does."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -26,7 +25,7 @@ from forerun.server.identity import REQUEST_ID
 from forerun.server.schema import CompatGenerateRequest, GenerateParameters, GenerateRequest
 from forerun.server.speak import chunked, speak
 from forerun.server.transcript import prefill
-from forerun.server.validate import check_route, derived_seed, parameters_of, sequences
+from forerun.server.validate import Question, check_route, derived_seed, parameters_of, sequences
 from forerun.server.voice import NativeVoice
 
 _generate = msgspec.json.Decoder(GenerateRequest)
@@ -70,14 +69,18 @@ class Native:
         with self._desk.metrics.counted():
             check_route(parameters, self._config.limits, stream=False)
             with self._desk.enter(sequences(parameters)):
-                request = await self._desk.validate(body, id=http[REQUEST_ID], arrived=arrived, stream=False)
+                request = await self._request(http, body, arrived, stream=False)
                 return await self._collect(request, body, full_text, listed)
+
+    async def _request(self, http: web.Request, body: GenerateRequest, arrived: float, *, stream: bool) -> asked.Request:
+        async with self._desk.by_deadline(arrived, parameters_of(body).deadline_ms):
+            return await self._desk.validate(Question(body, http[REQUEST_ID], arrived, stream))
 
     async def _collect(self, request: asked.Request, body: GenerateRequest, full_text: bool, listed: bool) -> web.Response:
         parameters = parameters_of(body)
         form = _form(body, request, full_text)
         collectors = [self._collector(request, parameters, form, index) for index in range(sequences(parameters))]
-        with self._submitted(request, collectors) as running:
+        with self._desk.submitted((request, collector, collector.params) for collector in collectors) as running:
             await (collectors[0].done if len(collectors) == 1 else asyncio.gather(*(collector.done for collector in collectors)))
         chosen = answer.best(collectors) if len(collectors) > 1 else 0
         winner = collectors[chosen].transcript
@@ -100,24 +103,12 @@ class Native:
         transcript = self._desk.transcript(request, parameters.stop, params)
         return Collector(transcript, self._desk.pace(request), params, form.details, form.origins)
 
-    @contextlib.contextmanager
-    def _submitted(self, request: asked.Request, collectors: Sequence[Collector]) -> Iterator[list[asked.Sequence]]:
-        """The sequences of a request; however this ends, none of them runs on."""
-        running: list[asked.Sequence] = []
-        try:
-            for collector in collectors:  # one by one, so that a refusal finds those before it in the list
-                running.append(self._desk.submit(request, collector, collector.params))  # noqa: PERF401
-            yield running
-        finally:
-            for sequence in running:
-                self._desk.cancel(sequence)
-
     async def _stream(self, http: web.Request, body: GenerateRequest, *, full_text: bool = False) -> web.StreamResponse:
         arrived, parameters = time.monotonic(), parameters_of(body)
         with self._desk.metrics.counted():
             check_route(parameters, self._config.limits, stream=True)
             with self._desk.enter(1):
-                request = await self._desk.validate(body, id=http[REQUEST_ID], arrived=arrived, stream=True)
+                request = await self._request(http, body, arrived, stream=True)
                 response = await self._send(http, request, body, _form(body, request, full_text))
         # The rest is waiting for the client to read; that takes nobody's place and no longer counts.
         await response.write_eof()
@@ -128,17 +119,14 @@ class Native:
         transcript = self._desk.transcript(request, parameters.stop, request.params)
         voice = NativeVoice(form, request.params)
         channel = Channel(voice, self._outbox, chunked=chunked(http))
-        sequence = self._desk.submit(request, EventStream(transcript, self._desk.pace(request), voice, channel))
+        stream = EventStream(transcript, self._desk.pace(request), voice, channel)
         headers = {"x-compute-type": self._desk.compute_type(), "x-compute-characters": str(len(body.inputs))}
-        try:
+        with self._desk.submitted([(request, stream, request.params)]) as running, contextlib.closing(channel):
             response = await speak(http, channel, headers)
-        finally:
-            channel.close()
-            self._desk.cancel(sequence)
         if channel.failure:
             self._desk.failed(channel.failure)
         else:
-            self._desk.record(sequence, parameters, transcript)
+            self._desk.record(running[0], parameters, transcript)
         return response
 
 

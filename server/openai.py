@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -35,7 +35,7 @@ from forerun.server.openai_voice import ChatVoice, Echo, Ending, Head, TextVoice
 from forerun.server.schema import GenerateRequest
 from forerun.server.speak import chunked, speak
 from forerun.server.transcript import Transcript
-from forerun.server.validate import derived_seed
+from forerun.server.validate import Question, derived_seed
 
 _chat = msgspec.json.Decoder(ChatRequest)
 _completion = msgspec.json.Decoder(CompletionRequest)
@@ -45,7 +45,7 @@ NO_ECHO = Echo()
 _ROUNDS = 20
 """a conversation that is shortened is rendered and tokenized about so often"""
 _PIECE = 100
-"""characters that a message costs a template besides its own, and what a part of one is taken for"""
+"""characters that a message costs a template besides those of its JSON"""
 STARTED = int(time.time())
 
 
@@ -57,6 +57,20 @@ class _Job:
     request: queued.Request
     params: SamplingParams
     echo: Echo
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Plan:
+    """A response to be made. `whole`: of what all jobs have said; `voice`: of one job in a stream. `marks`: special tokens that are text.
+    `characters`: of the prompts."""
+
+    wanted: Asked
+    jobs: list[_Job]
+    marks: frozenset[str]
+    characters: int
+    ending: Ending
+    whole: Callable[[list[Collector]], shape.ChatCompletion | shape.Completion]
+    voice: Callable[[_Job], Voice]
 
 
 class OpenAI:
@@ -82,7 +96,7 @@ class OpenAI:
     async def chat_tokenize(self, http: web.Request) -> web.Response:
         """The prompt that a conversation becomes, and its tokens: as many as `usage.prompt_tokens` would say."""
         body = await read(http, _chat)
-        prompt = await self._prompt(body, whole=True)
+        prompt = await self._prompt(http, body, whole=True)
         behind = b',"templated_text":' + _encode(prompt.text) + b"}"
         before = b'{"tokenize_response":'
         return await self._desk.lists.answer(http, self._desk.tokenizer(), prompt.text, special=False, before=before, behind=behind)
@@ -93,80 +107,67 @@ class OpenAI:
             tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
             logprobs, top = bool(body.logprobs), body.top_logprobs or 0
             wanted = asked(body, max_tokens=tokens, logprobs=logprobs, top=top, most_top=self._most_top(20), vocab=self._desk.vocab())
-            prompt = await self._prompt(body)
             with self._desk.enter(wanted.answers):
-                ids = await self._desk.tokenizer().encode(prompt.text, False)
-                must = tools.constraint_of(body, prompt, self._desk.tokenizer().special_id)
-                request = await self._request(http, wanted, prompt.text, ids, arrived, bool(body.stream), must)
-                jobs = self._jobs(request, wanted, 0)
-                head = self._head(http, "chatcmpl", body.model, len(ids))
-                vocabulary = self._desk.tokenizer()
-                if not body.stream:
-                    return await self._whole(
-                        jobs,
-                        wanted,
-                        prompt.marks,
-                        lambda made: shape.ChatCompletion(
-                            **head.fields(),
-                            choices=[chat_choice(i, one, prompt.reader(), vocabulary, logprobs) for i, one in enumerate(made)],
-                            usage=head.usage([one.transcript for one in made]),
-                        ),
-                        len(prompt.text),
-                    )
-                voices = [ChatVoice(head, job.index, prompt.reader(), vocabulary, logprobs, body.origins, wanted.counting) for job in jobs]
-                response = await self._stream(http, jobs, voices, Ending(head, wanted.usage, True), wanted, prompt.marks, len(prompt.text))
-        await response.write_eof()
-        return response
+                async with self._desk.by_deadline(arrived, body.deadline_ms):
+                    plan = await self._chat(http, body, wanted, arrived)
+                response = await self._answer(http, plan, bool(body.stream))
+        return await _ended(response)
+
+    async def _chat(self, http: web.Request, body: ChatRequest, wanted: Asked, arrived: float) -> _Plan:
+        vocabulary = self._desk.tokenizer()
+        prompt = await self._prompt(http, body)
+        ids = await vocabulary.encode(prompt.text, False)
+        must = tools.constraint_of(body, prompt, vocabulary.special_id)
+        request = await self._request(http, wanted, prompt.text, ids, arrived, bool(body.stream), must)
+        head = self._head(http, "chatcmpl", body.model, len(ids))
+
+        def whole(made: list[Collector]) -> shape.ChatCompletion:
+            choices = [chat_choice(index, one, prompt.reader(), vocabulary, wanted.logprobs) for index, one in enumerate(made)]
+            return shape.ChatCompletion(**head.fields(), choices=choices, usage=head.usage([one.transcript for one in made]))
+
+        def voice(job: _Job) -> Voice:
+            return ChatVoice(head, job.index, prompt.reader(), vocabulary, wanted.logprobs, body.origins, wanted.counting)
+
+        ending = Ending(head, wanted.usage, chat=True)
+        return _Plan(wanted, self._jobs(request, wanted, 0), prompt.marks, len(prompt.text), ending, whole, voice)
 
     async def completion_body(self, http: web.Request, body: CompletionRequest) -> web.StreamResponse:
         arrived = time.monotonic()
         with self._desk.metrics.counted():
-            if body.suffix is not None:
-                message = "Suffix is not supported and can be achieved by preprocessing the prompt."
-                raise ApiError(422, message, "suffix not supported", label="validation")
-            if body.best_of is not None and body.best_of > max(1, body.n or 1):
-                raise unsupported("Input validation error: `best_of` > `n` is not supported on this route; use /generate")
-            prompts = _prompts(body)
-            most = self._config.limits.max_client_batch_size
-            if len(prompts) > most:
-                message = f"Number of prompts exceeds the maximum allowed batch size of {most}"
-                raise ApiError(422, message, "batch size exceeded", label="validation")
-            logprobs, top, vocabulary = body.logprobs is not None, body.logprobs or 0, self._desk.tokenizer()
-            alone = bool(body.echo) and body.max_tokens == 0
+            prompts = self._prompts(body)
+            logprobs = body.logprobs is not None
             wanted = asked(
                 body,
-                max_tokens=1 if alone else body.max_tokens,
+                max_tokens=1 if _alone(body) else body.max_tokens,
                 logprobs=logprobs,
-                top=top,
+                top=body.logprobs or 0,
                 most_top=self._most_top(5),
                 vocab=self._desk.vocab(),
                 prompt_logprobs=logprobs and bool(body.echo),
             )
             with self._desk.enter(wanted.answers * len(prompts)):
-                jobs = [
-                    job for place, prompt in enumerate(prompts) for job in await self._continue(http, body, wanted, prompt, place, arrived)
-                ]
-                head = self._head(http, "cmpl", body.model, sum(len(job.request.tokens) for job in jobs[:: wanted.answers]), alone)
-                characters = sum(len(prompt) for prompt in prompts)
-                if not body.stream:
-                    return await self._whole(
-                        jobs,
-                        wanted,
-                        NO_MARKS,
-                        lambda made: shape.Completion(
-                            **head.fields(),
-                            choices=[text_choice(job.index, one, vocabulary, logprobs, job.echo) for job, one in zip(jobs, made)],
-                            usage=head.usage([one.transcript for one in made]),
-                        ),
-                        characters,
-                    )
-                told = (None if wanted.usage else len(job.request.tokens) for job in jobs)
-                voices = [
-                    TextVoice(head, job.index, vocabulary, logprobs, job.echo, prompt, wanted.counting) for job, prompt in zip(jobs, told)
-                ]
-                response = await self._stream(http, jobs, voices, Ending(head, wanted.usage, False), wanted, NO_MARKS, characters)
-        await response.write_eof()
-        return response
+                async with self._desk.by_deadline(arrived, body.deadline_ms):
+                    plan = await self._completion(http, body, wanted, prompts, arrived)
+                response = await self._answer(http, plan, bool(body.stream))
+        return await _ended(response)
+
+    async def _completion(
+        self, http: web.Request, body: CompletionRequest, wanted: Asked, prompts: Sequence[str | list[int]], arrived: float
+    ) -> _Plan:
+        jobs = [job for place, prompt in enumerate(prompts) for job in await self._continue(http, body, wanted, prompt, place, arrived)]
+        head = self._head(http, "cmpl", body.model, sum(len(job.request.tokens) for job in jobs[:: wanted.answers]), _alone(body))
+        vocabulary = self._desk.tokenizer()
+
+        def whole(made: list[Collector]) -> shape.Completion:
+            choices = [text_choice(job.index, one, vocabulary, wanted.logprobs, job.echo) for job, one in zip(jobs, made)]
+            return shape.Completion(**head.fields(), choices=choices, usage=head.usage([one.transcript for one in made]))
+
+        def voice(job: _Job) -> Voice:
+            prompt_tokens = None if wanted.usage else len(job.request.tokens)
+            return TextVoice(head, job.index, vocabulary, wanted.logprobs, job.echo, prompt_tokens, wanted.counting)
+
+        characters = sum(len(prompt) for prompt in prompts)
+        return _Plan(wanted, jobs, NO_MARKS, characters, Ending(head, wanted.usage, chat=False), whole, voice)
 
     async def _continue(
         self, http: web.Request, body: CompletionRequest, wanted: Asked, prompt: str | list[int], place: int, arrived: float
@@ -178,13 +179,13 @@ class OpenAI:
         request = await self._request(http, wanted, text or "ids", ids, arrived, bool(body.stream), tools.of_body(body))
         echo = NO_ECHO
         if body.echo:
-            echo = Echo(text or vocabulary.decode(ids), ids if wanted.logprobs else (), body.max_tokens == 0)
+            echo = Echo(text or vocabulary.decode(ids), ids if wanted.logprobs else (), _alone(body))
         return self._jobs(request, wanted, place * wanted.answers, echo)
 
-    async def _prompt(self, body: ChatRequest, *, whole: bool = False) -> chat.Prompt:
+    async def _prompt(self, http: web.Request, body: ChatRequest, *, whole: bool = False) -> chat.Prompt:
         """`whole`: it is never shortened."""
         templates, tokenizer = self._desk.templates(), self._desk.tokenizer()
-        size = _size(body)
+        size = _PIECE * len(body.messages) + len(await http.read())
         if whole or body.truncate in (None, "refuse"):
             return await tokenizer.aside(size, lambda: chat.prompt_of(body, templates))
         limits = self._desk.limits()
@@ -194,80 +195,78 @@ class OpenAI:
     async def _request(
         self, http: web.Request, wanted: Asked, text: str, ids: list[int], arrived: float, stream: bool, must: Constraint | None
     ) -> queued.Request:
-        body = GenerateRequest(text, wanted.native)
-        request = await self._desk.validate(body, id=http[REQUEST_ID], arrived=arrived, stream=stream, tokens=ids, constraint=must)
+        question = Question(GenerateRequest(text, wanted.native), http[REQUEST_ID], arrived, stream, ids, must)
+        request = await self._desk.validate(question)
         return dataclasses.replace(request, params=wanted.complete(request.params))
 
     def _jobs(self, request: queued.Request, wanted: Asked, first: int, echo: Echo = NO_ECHO) -> list[_Job]:
         seeds = [request.params.seed, *(derived_seed(request.params.seed, index) for index in range(1, wanted.answers))]
         return [_Job(first + index, request, msgspec.structs.replace(request.params, seed=seed), echo) for index, seed in enumerate(seeds)]
 
-    async def _whole(
-        self,
-        jobs: Sequence[_Job],
-        wanted: Asked,
-        marks: frozenset[str],
-        made: Callable[[list[Collector]], Any],
-        characters: int,
-    ) -> web.Response:
+    async def _answer(self, http: web.Request, plan: _Plan, stream: bool) -> web.StreamResponse:
+        transcripts = [self._desk.transcript(job.request, plan.wanted.stop, job.params, plan.marks) for job in plan.jobs]
+        return await (self._stream(http, plan, transcripts) if stream else self._whole(plan, transcripts))
+
+    async def _whole(self, plan: _Plan, transcripts: list[Transcript]) -> web.Response:
+        jobs, wanted = plan.jobs, plan.wanted
         collectors = [
-            Collector(self._transcript(job, wanted, marks), self._desk.pace(job.request), job.params, keep=wanted.logprobs) for job in jobs
+            Collector(transcript, self._desk.pace(job.request), job.params, keep=wanted.logprobs)
+            for job, transcript in zip(jobs, transcripts)
         ]
-        with self._submitted(jobs, collectors) as running:
+        with self._desk.submitted((job.request, one, job.params) for job, one in zip(jobs, collectors)) as running:
             await asyncio.gather(*(collector.done for collector in collectors))
-        timings = [self._desk.record(sequence, wanted.native, collector.transcript) for sequence, collector in zip(running, collectors)]
+        timings = [self._desk.record(sequence, wanted.native, transcript) for sequence, transcript in zip(running, transcripts)]
         slowest = max(timings, key=lambda timing: timing.total)
-        generated = sum(collector.transcript.generated for collector in collectors)
+        generated = sum(transcript.generated for transcript in transcripts)
         headers = {
-            **self._headers(characters),
+            **self._headers(plan.characters),
             **slowest.headers(generated),
             "x-prompt-tokens": str(len(jobs[0].request.tokens)),
             "x-generated-tokens": str(generated),
         }
-        return _json(made(collectors), headers)
+        return _json(plan.whole(collectors), headers)
 
-    async def _stream(
-        self,
-        http: web.Request,
-        jobs: Sequence[_Job],
-        voices: Sequence[Voice],
-        ending: Ending,
-        wanted: Asked,
-        marks: frozenset[str],
-        characters: int,
-    ) -> web.StreamResponse:
+    async def _stream(self, http: web.Request, plan: _Plan, transcripts: list[Transcript]) -> web.StreamResponse:
+        jobs, ending = plan.jobs, plan.ending
         channel = Channel(ending, self._outbox, sequences=len(jobs), chunked=chunked(http))
-        ending.transcripts += [self._transcript(job, wanted, marks) for job in jobs]
+        ending.transcripts += transcripts
         streams = [
-            EventStream(transcript, self._desk.pace(job.request), voice, channel)
-            for job, transcript, voice in zip(jobs, ending.transcripts, voices)
+            EventStream(transcript, self._desk.pace(job.request), plan.voice(job), channel) for job, transcript in zip(jobs, transcripts)
         ]
-        with self._submitted(jobs, streams) as running:
-            try:
-                response = await speak(http, channel, self._headers(characters))
-            finally:
-                channel.close()
+        asked = ((job.request, one, job.params) for job, one in zip(jobs, streams))
+        with self._desk.submitted(asked) as running, contextlib.closing(channel):
+            response = await speak(http, channel, self._headers(plan.characters))
         if channel.failure:
             self._desk.failed(channel.failure)
         else:
-            for sequence, transcript in zip(running, ending.transcripts):
-                self._desk.record(sequence, wanted.native, transcript)
+            for sequence, transcript in zip(running, transcripts):
+                self._desk.record(sequence, plan.wanted.native, transcript)
         return response
 
-    @contextlib.contextmanager
-    def _submitted(self, jobs: Sequence[_Job], streams: Sequence[queued.TokenStream]) -> Iterator[list[queued.Sequence]]:
-        """The sequences of a request; however this ends, none of them runs on."""
-        running: list[queued.Sequence] = []
-        try:
-            for job, stream in zip(jobs, streams):
-                running.append(self._desk.submit(job.request, stream, job.params))
-            yield running
-        finally:
-            for sequence in running:
-                self._desk.cancel(sequence)
-
-    def _transcript(self, job: _Job, wanted: Asked, marks: frozenset[str]) -> Transcript:
-        return self._desk.transcript(job.request, wanted.stop, job.params, marks)
+    def _prompts(self, body: CompletionRequest) -> list[str | list[int]]:
+        """A text, several, the ids of one, or of several. Raises ApiError (422), as TGI before a permit is taken."""
+        if body.suffix is not None:
+            message = "Suffix is not supported and can be achieved by preprocessing the prompt."
+            raise ApiError(422, message, "suffix not supported", label="validation")
+        if body.best_of is not None and body.best_of > max(1, body.n or 1):
+            raise unsupported("Input validation error: `best_of` > `n` is not supported on this route; use /generate")
+        given = body.prompt
+        if isinstance(given, str):
+            return [given]
+        if not given:
+            raise malformed(422, "Empty array detected. Do not use an empty array for the prompt.")
+        if all(isinstance(one, int) for one in given):
+            return [[one for one in given if isinstance(one, int)]]
+        if any(isinstance(one, int) for one in given):
+            raise invalid("`prompt` must not mix texts and token ids")
+        found = [one for one in given if not isinstance(one, int)]
+        most = self._config.limits.max_client_batch_size
+        if len(found) > most:
+            message = f"Number of prompts exceeds the maximum allowed batch size of {most}"
+            raise ApiError(422, message, "batch size exceeded", label="validation")
+        if not all(found):
+            raise invalid("`inputs` cannot be empty")
+        return found
 
     def _headers(self, characters: int) -> dict[str, str]:
         return {"x-compute-type": self._desk.compute_type(), "x-compute-characters": str(characters)}
@@ -284,30 +283,16 @@ class OpenAI:
         return shape.ModelInfo(self._config.model.model_id, "model", STARTED, self._config.model.model_id)
 
 
-def _size(body: ChatRequest) -> int:
-    """About how many characters a template has to work through."""
-    said = 0
-    for message in body.messages:
-        content = message.content or ""
-        said += _PIECE + (_PIECE * len(content) if isinstance(content, list) else len(content))
-    return said + _PIECE * (4 * len(body.tools or ()) + len(body.documents or ()))
+async def _ended(response: web.StreamResponse) -> web.StreamResponse:
+    """Waiting for the client to read the rest of a stream takes nobody's place and no longer counts."""
+    if response.prepared:
+        await response.write_eof()
+    return response
 
 
-def _prompts(body: CompletionRequest) -> list[str | list[int]]:
-    """A text, several, the ids of one, or of several."""
-    given = body.prompt
-    if isinstance(given, str):
-        return [given]
-    if not given:
-        raise malformed(422, "Empty array detected. Do not use an empty array for the prompt.")
-    if all(isinstance(one, int) for one in given):
-        return [[one for one in given if isinstance(one, int)]]
-    if any(isinstance(one, int) for one in given):
-        raise invalid("`prompt` must not mix texts and token ids")
-    found = [one for one in given if not isinstance(one, int)]
-    if not all(found):
-        raise invalid("`inputs` cannot be empty")
-    return found
+def _alone(body: CompletionRequest) -> bool:
+    """Nothing is to be generated: the prompt is to be scored."""
+    return bool(body.echo) and body.max_tokens == 0
 
 
 def _json(value: Any, headers: dict[str, str] | None = None) -> web.Response:

@@ -8,6 +8,7 @@ one that waits. Deliberate differences: `temperature` 0 means greedy, and `max_n
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -179,6 +180,19 @@ def derived_seed(seed: int, index: int) -> int:
     return (seed + index * GOLDEN) & U64_MAX
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Question:
+    """What a route asks for. `arrived`: monotonic seconds. `tokens`: the prompt's, if somebody knows them already; `constraint`: what the
+    text must follow, where the body says it otherwise than as TGI's `grammar`."""
+
+    body: GenerateRequest
+    id: str
+    arrived: float
+    stream: bool
+    tokens: list[int] | None = None
+    constraint: Constraint | None = None
+
+
 class Validator:
     """Strings the checks together. `vocab`: ids at or above it do not exist in the model, whatever the tokenizer says. `read`: makes a
     worker's grammar of a constraint; None = there are no grammars."""
@@ -192,33 +206,25 @@ class Validator:
         self._vocab = vocab
         self._read = read
 
-    async def request(
-        self,
-        body: GenerateRequest,
-        *,
-        id: str,
-        arrived: float,
-        stream: bool,
-        tokens: list[int] | None = None,
-        constraint: Constraint | None = None,
-    ) -> Request:
-        """A request that can be served to its end. `tokens`: the prompt's, if somebody knows them already; `constraint`: what its text must
-        follow, where the body says it otherwise than as TGI's `grammar`. Raises ApiError (422)."""
-        p = parameters_of(body)
+    async def request(self, asked: Question) -> Request:
+        """A request that can be served to its end. Raises ApiError (422)."""
+        body, p = asked.body, parameters_of(asked.body)
         if p.seed is not None and p.seed > U64_MAX:
             raise malformed(422, "Failed to deserialize the JSON body into the target type: parameters.seed: number out of range")
         check_parameters(body.inputs, p, self._caps, self._limits)
-        tokens = await self._tokens(body.inputs, p.truncate) if tokens is None else self._checked(tokens)
+        tokens = await self._tokens(body.inputs, p.truncate) if asked.tokens is None else self._checked(asked.tokens)
         max_new_tokens = fit(len(tokens), p, self._caps, self._limits)
-        grammar = await self._grammar(of_native(p.grammar) if p.grammar else constraint)
+        grammar = await self._grammar(of_native(p.grammar) if p.grammar else asked.constraint)
         stop_ids = self._tokenizer.eos_ids
-        params = sampling(p, prompt_tokens=len(tokens), max_new_tokens=max_new_tokens, stop_ids=stop_ids, stream=stream, grammar=grammar)
+        params = sampling(
+            p, prompt_tokens=len(tokens), max_new_tokens=max_new_tokens, stop_ids=stop_ids, stream=asked.stream, grammar=grammar
+        )
         return Request(
-            id=id,
+            id=asked.id,
             tokens=tokens,
             params=params,
-            arrived=arrived,
-            deadline=None if p.deadline_ms is None else arrived + p.deadline_ms / 1000,
+            arrived=asked.arrived,
+            deadline=None if p.deadline_ms is None else asked.arrived + p.deadline_ms / 1000,
             priority=p.priority or 0,
             cache=not params.prompt_logprobs,
             speculate=p.speculate,

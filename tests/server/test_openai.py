@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import threading
@@ -539,8 +540,22 @@ async def test_usage_in_every_chunk_when_it_is_asked_for(path: str, body: dict[s
         assert all(not event.get("usage") for event in without[:-1])
 
 
-async def test_a_long_conversation_is_rendered_beside_the_loop() -> None:
-    """Ten thousand messages: whoever comes meanwhile does not wait for the template."""
+LONG = "word " * 4000
+LONG_BODIES: list[dict[str, Any]] = [
+    {"messages": [{"role": "user", "content": "x"}] * 10_000},
+    {"messages": [{"role": "user", "content": LONG}]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG}]}]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 1000}]},
+    {**ASK, "tools": [{**TOOL, "function": {**TOOL["function"], "description": LONG}}]},
+    {**ASK, "tools": [TOOL] * 200},
+    {**ASK, "documents": [{"text": LONG}]},
+    {**ASK, "chat_template_kwargs": {"told": LONG}},
+    {"messages": [*ASK["messages"], {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": LONG}}}]}]},
+]
+
+
+async def test_whatever_is_long_is_rendered_beside_the_loop() -> None:
+    """Messages, parts, tools, documents …: whoever comes meanwhile does not wait for the template."""
     seen: list[str] = []
     async with serve() as front:
         has(front)
@@ -552,12 +567,53 @@ async def test_a_long_conversation_is_rendered_beside_the_loop() -> None:
             return render(*given, **more)
 
         templates.render = rendering  # type: ignore[method-assign]
-        many = [{"role": "user", "content": "x"}] * 10_000
-        for path, more in (("/chat_tokenize", {}), ("/v1/chat/completions", {}), ("/v1/chat/completions", {"truncate": "oldest"})):
-            seen.clear()
-            await front.post(path, {"messages": many, **more})
-            assert seen and all(name.startswith("tokenize-long") for name in seen), (path, seen)
+        for body in LONG_BODIES:
+            for path, more in (("/chat_tokenize", {}), ("/v1/chat/completions", {}), ("/v1/chat/completions", {"truncate": "oldest"})):
+                seen.clear()
+                await front.post(path, {**body, **more})
+                assert seen and all(name.startswith("tokenize-") for name in seen), (path, more, str(body)[:100], seen)
         seen.clear()
         await front.post("/v1/chat/completions", {**ASK, "max_tokens": 2})
         assert seen == [threading.current_thread().name]
         await front.settled()
+
+
+async def test_a_full_server_renders_nothing() -> None:
+    """Of a body of megabytes there is only the refusal, whatever its template would have said."""
+    async with serve() as front:
+        has(front, "{{ raise_exception('rendered') }}")
+        permit = front.router.enter(LIMITS.max_concurrent_requests)
+        for more in ({}, {"truncate": "oldest"}, {"stream": True}):
+            status, answer = await front.post("/v1/chat/completions", {**ASK, **more})
+            assert (status, answer["error_type"]) == (429, "overloaded")
+        permit.leave()
+        assert (await front.post("/v1/chat/completions", ASK))[0] == 422
+        await front.settled()
+
+
+NEVER = {"type": "regex", "value": "a"}
+WAITS: list[tuple[str, dict[str, Any]]] = [
+    ("/generate", {"inputs": "x", "parameters": {"deadline_ms": 50, "grammar": NEVER}}),
+    ("/generate_stream", {"inputs": "x", "parameters": {"deadline_ms": 50, "grammar": NEVER}}),
+    ("/v1/chat/completions", {**ASK, "deadline_ms": 50, "response_format": NEVER}),
+    ("/v1/chat/completions", {**ASK, "deadline_ms": 50, "response_format": NEVER, "stream": True}),
+    ("/v1/completions", {"prompt": ["x", "y"], "deadline_ms": 50, "guided_regex": "a", "stream": True, "n": 2}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), WAITS)
+async def test_a_deadline_counts_before_there_is_a_sequence(path: str, body: dict[str, Any]) -> None:
+    """While a grammar is read, behind those of others, which may take half a minute."""
+
+    async def never(_: object) -> str:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with serve() as front:
+        has(front).services.grammars.read = never  # type: ignore[method-assign]
+        async with asyncio.timeout(10):
+            status, answer = await front.post(path, body)
+        assert (status, answer["error_type"]) == (504, "deadline_exceeded") and not front.router.submitted
+        await front.settled()
+        metrics = (await front.get("/metrics"))[1].decode()
+        assert 'tgi_request_failure{err="dropped"} 1' in metrics

@@ -13,7 +13,7 @@ from forerun.config import Limits as Caps
 from forerun.router.service import Limits
 from forerun.server.errors import ApiError
 from forerun.server.schema import GenerateParameters, GenerateRequest, Grammar
-from forerun.server.validate import U64_MAX, Validator, check_route, derived_seed, fit, parameters_of, samples
+from forerun.server.validate import U64_MAX, Question, Validator, check_route, derived_seed, fit, parameters_of, samples
 
 LIMITS = Limits(
     max_input_tokens=3000, max_total_tokens=4096, max_batch_total_tokens=8192, max_batch_prefill_tokens=4096, max_concurrent_requests=8
@@ -34,7 +34,7 @@ class Words:
 async def validated(inputs: str = "hello", *, stream: bool = False, limits: Limits = LIMITS, **parameters: Any) -> Any:
     p = GenerateParameters(**parameters)
     check_route(p, CAPS, stream=stream)
-    return await Validator(CAPS, limits, Words(), VOCAB).request(GenerateRequest(inputs, p), id="r", arrived=10.0, stream=stream)
+    return await Validator(CAPS, limits, Words(), VOCAB).request(Question(GenerateRequest(inputs, p), "r", 10.0, stream))
 
 
 STEPS: list[tuple[dict[str, Any], str]] = [
