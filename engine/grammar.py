@@ -8,6 +8,9 @@ has its jobs done, one after the other, by a few threads (llguidance lets go of 
                                                     └─▶ follow a draft: masks of ──┘
                                                         its nodes, illegal ones go
 
+What may take long (a grammar's first job, and any behind one that did take long) is done by threads of a lower priority, so that a step
+which computes beside it keeps its cores. A row that leaves takes along what was not begun for it.
+
 A row whose matcher is not ready when its token is due waits for another step: it is left out (`gate`), and nobody waits with it. A
 draft whose masks are not ready in time is left out likewise, for nobody is owed guesses. A grammar that fails ends its own row.
 
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import threading
 import time
 from collections import OrderedDict, deque
@@ -28,12 +32,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import llguidance
-import numpy as np
 from llguidance import LLMatcher, LLTokenizer
-from numpy.typing import NDArray
 
-from forerun.engine.drafters.choose import keep
 from forerun.engine.drafters.draft import Draft, Room
+from forerun.engine.matcher import Bits, Followed, GrammarError, Matcher, Root, first_line
 from forerun.messages import Emit, SamplingParams
 
 if TYPE_CHECKING:
@@ -41,14 +43,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Bits = NDArray[np.uint8]
-"""one bit for each token id, the lowest first; 1 = allowed"""
-
-THREADS = 4
+THREADS, PATIENT_THREADS = 4, 2
+"""for what is soon done, and for what may take long"""
+LONG_SECONDS = 0.01
+"""A matcher whose last job took more of a processor does its next one where others do not suffer."""
+NICER = 5
+"""of those threads: while decoding takes all cores they get a quarter of one, where the grammars of strangers would else take half"""
 KEPT = 32
 """compiled grammars, the newest used"""
-MOST_FORCED = 32
-"""forced tokens that are looked ahead"""
 PATIENCE_SECONDS, ALONE_SECONDS = 0.002, 0.05
 """How long a step waits for matchers: with others in it, and when it would be empty without them."""
 DRAFT_SECONDS = 0.01
@@ -57,126 +59,19 @@ LIMITS = llguidance.LLParserLimits(verbose_errors=False)
 """The library's own: they bound what a single mask may cost, whatever the grammar, to a second or two."""
 
 
-class GrammarError(Exception):
-    """A grammar that cannot be compiled or followed. The message is for the client."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Root:
-    """What may come next, and the tokens from there on of which each is the only one."""
-
-    bits: Bits
-    forced: list[int]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Followed:
-    """A draft without its illegal nodes, and what may come behind the others, by their paths."""
-
-    draft: Draft
-    masks: dict[tuple[int, ...], Bits]
-
-
-class Matcher:
-    """Reads one row. `ends`: ids that end a sequence, allowed where the grammar may end; `hidden`: what the library takes for them. For
-    one thread at a time."""
-
-    def __init__(self, compiled: LLMatcher, hidden: Sequence[int], ends: Sequence[int]) -> None:
-        self._compiled = compiled
-        self._hidden = list(hidden)
-        self._ends = list(ends)
-        self._read: list[int] = []
-        self._ahead: list[int] = []
-        """read beyond these: the path where a draft is followed"""
-        self._live = compiled.deep_copy()
-
-    def advance(self, tokens: Sequence[int]) -> Root:
-        """These became true. Raises GrammarError."""
-        self._read += tokens
-        self._live.consume_tokens(list(tokens))
-        bits = self._bits()
-        if self._live.is_error():
-            # What was looked at for drafts counts towards the library's limits: only a matcher that never saw one may fail.
-            self._again()
-            bits = self._bits()
-        if self._live.is_error():
-            raise GrammarError(f"the grammar cannot be followed: {first_line(self._live.get_error())}")
-        if not bits.any():
-            why = "its end is reached and the model has no token for that" if self._live.is_accepting() else "nothing is allowed here"
-            raise GrammarError(f"the grammar cannot be followed: {why}")
-        return Root(bits, self._live.compute_ff_tokens()[:MOST_FORCED])
-
-    def follow(self, draft: Draft, root: Bits) -> Followed:
-        """Walk over a draft and back. Probes stay, with what hangs off them, since they are never accepted; what was drawn (`Draft.law`)
-        stays as well: it may not be cut for what it is, and its masks refuse it."""
-        masks: dict[tuple[int, ...], Bits] = {}
-        stays: list[bool] = []
-        open_: list[bool] = []
-        for node, path in enumerate(draft.paths()):
-            parent, token = draft.parent[node], path[-1]
-            above = root if parent < 0 else masks.get(tuple(path[:-1]))
-            real = not draft.probe[node] and (parent < 0 or open_[parent])
-            open_.append(real)
-            legal = real and above is not None and allows(above, token) and self._mask(path, masks)
-            stays.append((parent < 0 or stays[parent]) and (legal or not real))
-        self._go([])
-        kept = draft if draft.law else keep(draft, [node for node, stay in enumerate(stays) if stay])
-        return Followed(kept, masks)
-
-    def _mask(self, path: list[int], masks: dict[tuple[int, ...], Bits]) -> bool:
-        """Note what may come behind a legal path; nothing does behind an end. False where that is nothing at all (a dead end, or the
-        library gives up): the row says so when it gets there. What was drawn stays, and is refused there."""
-        place = tuple(path)
-        if path[-1] in self._ends:
-            return True
-        if place not in masks:
-            self._go(path)
-            masks[place] = self._bits()
-            if self._live.is_error():
-                self._again()
-        return bool(masks[place].any())
-
-    def _go(self, path: list[int]) -> None:
-        """Stand behind this path of guesses."""
-        same = 0
-        while same < min(len(path), len(self._ahead)) and path[same] == self._ahead[same]:
-            same += 1
-        if same < len(self._ahead):
-            self._live.rollback(len(self._ahead) - same)
-        if same < len(path):
-            self._live.consume_tokens(path[same:])
-        self._ahead = list(path)
-
-    def _again(self) -> None:
-        """A matcher that has read what became true, and nothing else."""
-        self._live, self._ahead = self._compiled.deep_copy(), []
-        self._live.consume_tokens(self._read)
-
-    def _bits(self) -> Bits:
-        """What may come where the matcher stands; all zero after an error."""
-        live = self._live
-        bits = np.frombuffer(live.compute_bitmask(), np.uint8).copy()
-        if live.is_stopped():
-            bits[:] = 0
-        for token in self._hidden:
-            bits[token >> 3] &= ~(1 << (token & 7)) & 0xFF
-        if live.is_accepting() and not live.is_error():
-            for token in self._ends:
-                if token < 8 * len(bits):
-                    bits[token >> 3] |= 1 << (token & 7)
-        return bits
-
-
 class Matching:
-    """A row's matcher and the jobs that wait for it. All but the jobs is called by the worker's own thread."""
+    """A row's matcher and the jobs that wait for it. All but the jobs is called by the worker's own thread. `leave`: nobody needs what
+    `make` waits for."""
 
-    def __init__(self, threads: Executor, make: Callable[[], Matcher], tokens: Sequence[int]) -> None:
+    def __init__(self, threads: Threads, make: Callable[[], Matcher], leave: Callable[[], None], tokens: Sequence[int]) -> None:
         self._threads = threads
         self._make = make
+        self._leave = leave
         self._matcher: Matcher | None = None
         self._jobs: deque[Callable[[], None]] = deque()
         self._lock = threading.Lock()
         self._running = False
+        self._long = True
         self._settled = threading.Event()
         self._root: Root | None = None
         self._masks: dict[tuple[int, ...], Bits] = {}
@@ -185,6 +80,12 @@ class Matching:
         self.late = False
         """a step went without it: the next ones do not wait"""
         self.commit(tokens)
+
+    def close(self) -> None:
+        """The row has left: what is not begun for it is not done."""
+        with self._lock:
+            self._jobs.clear()
+        self._leave()
 
     @property
     def forced(self) -> list[int]:
@@ -246,7 +147,7 @@ class Matching:
             if self._running:
                 return
             self._running = True
-        self._threads.submit(self._work)
+        (self._threads.patient if self._long else self._threads.quick).submit(self._work)
 
     def _work(self) -> None:
         while True:
@@ -255,17 +156,44 @@ class Matching:
                     self._running = False
                     return
                 job = self._jobs.popleft()
+            began = time.thread_time()
             job()
+            self._long = time.thread_time() - began > LONG_SECONDS
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Threads:
+    """Who does the jobs, each in the order in which they come."""
+
+    quick: Executor
+    patient: Executor
+
+    @classmethod
+    def started(cls) -> Threads:
+        return cls(ThreadPoolExecutor(THREADS, "grammar"), ThreadPoolExecutor(PATIENT_THREADS, "grammar-long", _yield_to_others))
+
+
+def _yield_to_others() -> None:
+    """Lower the priority of the calling thread, and of no other."""
+    mine = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, mine, os.getpriority(os.PRIO_PROCESS, mine) + NICER)
+
+
+@dataclasses.dataclass(slots=True)
+class Compiled:
+    """`rows`: how many wait for it or have it."""
+
+    future: Future[LLMatcher]
+    rows: int = 0
 
 
 class Grammars:
-    """The grammars of a worker. `load`: makes the tokenizer's tables; raises GrammarError where this model has none. `threads`: who does
-    the jobs, in the order in which they come."""
+    """The grammars of a worker. `load`: makes the tokenizer's tables; raises GrammarError where this model has none."""
 
-    def __init__(self, load: Callable[[], LLTokenizer], threads: Executor | None = None) -> None:
-        self._threads = threads or ThreadPoolExecutor(THREADS, "grammar")
-        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
-        self._tokenizer = self._threads.submit(load)
+    def __init__(self, load: Callable[[], LLTokenizer], threads: Threads | None = None) -> None:
+        self._threads = threads or Threads.started()
+        self._compiled: OrderedDict[str, Compiled] = OrderedDict()
+        self._tokenizer = self._threads.quick.submit(load)
 
     def why_not(self) -> str:
         """Waits for the tables. Why there can be no grammars; empty = there can."""
@@ -275,16 +203,22 @@ class Grammars:
     def open(self, params: SamplingParams, generated: Sequence[int]) -> Matching:
         """For a row that has generated so much."""
         compiled = self._compile(params.grammar)
+        compiled.rows += 1
 
         def make() -> Matcher:
-            return Matcher(compiled.result(), self._tokenizer.result().eos_tokens, params.stop_ids)
+            return Matcher(compiled.future.result(), self._tokenizer.result().eos_tokens, params.stop_ids)
 
-        return Matching(self._threads, make, generated)
+        return Matching(self._threads, make, lambda: self._leave(params.grammar, compiled), generated)
 
-    def _compile(self, grammar: str) -> Future[LLMatcher]:
+    def _leave(self, grammar: str, compiled: Compiled) -> None:
+        compiled.rows -= 1
+        if not compiled.rows and compiled.future.cancel() and self._compiled.get(grammar) is compiled:
+            del self._compiled[grammar]
+
+    def _compile(self, grammar: str) -> Compiled:
         known = self._compiled.pop(grammar, None)
         if known is None:
-            known = self._threads.submit(self._compiled_now, grammar)
+            known = Compiled(self._threads.patient.submit(self._compiled_now, grammar))
             if len(self._compiled) >= KEPT:
                 self._compiled.popitem(last=False)
         self._compiled[grammar] = known
@@ -387,12 +321,3 @@ def join(forced: Sequence[int], draft: Draft, nodes: int, depth: int) -> Draft:
         probe.append(draft.probe[node])
         source += draft.source[node : node + 1]
     return Draft(token, parent, confidence, probe, source)
-
-
-def allows(bits: Bits, token: int) -> bool:
-    return 0 <= token < 8 * len(bits) and bool(bits[token >> 3] >> (token & 7) & 1)
-
-
-def first_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[0] if lines else "the library does not say why"

@@ -160,12 +160,14 @@ class Share:
         return self.row.computed + self.known == len(self.row.tokens)
 
     @property
+    def echoed(self) -> bool:
+        """The known tokens are of a prompt whose log-probabilities are asked for, and some of it comes behind the first of them."""
+        return self.row.params.prompt_logprobs and self.row.computed + 1 < self.row.params.prompt_tokens
+
+    @property
     def scored(self) -> int:
         """How many of the known rows, counted from the last, need logits."""
-        row = self.row
-        if row.params.prompt_logprobs and row.computed + 1 < row.params.prompt_tokens:
-            return self.known
-        return 1 if self.ends else 0
+        return self.known if self.echoed else int(self.ends)
 
 
 class RowTable:
@@ -216,6 +218,8 @@ class RowTable:
         row = self._rows[number]
         self._rows[number] = None
         self.table.clear(number)
+        if row is not None and row.matching is not None:
+            row.matching.close()
         return row
 
     def _admit(self, admit: Admit) -> None:

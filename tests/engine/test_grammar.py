@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,8 @@ from llguidance import LLMatcher
 
 from forerun.engine import grammar
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Terms
-from forerun.engine.grammar import Grammars, Matcher, allows, join
+from forerun.engine.grammar import Grammars, join
+from forerun.engine.matcher import Bits, Followed, GrammarError, Matcher, Root, allows
 from forerun.messages import SamplingParams
 from tests.engine.tiny import (
     STOP,
@@ -77,7 +77,7 @@ def test_only_the_rows_own_ends_end_it() -> None:
     x = say("x")[0]
     reader = matcher("ab", ends=[x])
     assert allowed(reader.advance(say("ab")).bits) == "x"
-    with pytest.raises(grammar.GrammarError, match="the model has no token for that"):
+    with pytest.raises(GrammarError, match="the model has no token for that"):
         matcher("ab", ends=[]).advance(say("ab"))
 
 
@@ -121,7 +121,7 @@ def _legal(pattern: str, tokens: Sequence[int]) -> bool:
                 return False
             if token != STOP:
                 reader.advance([token])
-        except grammar.GrammarError:
+        except GrammarError:
             return False
     return STOP not in tokens[:-1]
 
@@ -226,7 +226,7 @@ def test_a_grammar_that_comes_to_nothing_ends_its_own_row() -> None:
 
 def test_a_model_without_a_tokenizer_has_no_grammars() -> None:
     def load() -> Any:
-        raise grammar.GrammarError("no tokenizer")
+        raise GrammarError("no tokenizer")
 
     grammars = Grammars(load)
     assert grammars.why_not() == "no tokenizer"
@@ -236,93 +236,6 @@ def test_a_model_without_a_tokenizer_has_no_grammars() -> None:
     front.admit(other)
     front.run()
     assert row.error == "no tokenizer" and not other.error
-
-
-class Held(Executor):
-    """Jobs wait until they are let go."""
-
-    def __init__(self) -> None:
-        self.jobs: list[Callable[[], None]] = []
-        self.open = False
-
-    def submit(self, job: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
-        done: Future[Any] = Future()
-
-        def run() -> None:
-            try:
-                done.set_result(job(*args, **named))
-            except Exception as error:
-                done.set_exception(error)
-
-        if self.open:
-            run()
-        else:
-            self.jobs.append(run)
-        return done
-
-    def release(self) -> None:
-        self.open = True
-        while self.jobs:
-            self.jobs.pop(0)()
-
-
-class TestWaiting:
-    def test_nobody_waits_for_a_grammar_that_is_not_ready(self) -> None:
-        held = Held()
-        front = Front(tiny_engine(grammars=Grammars(tables, held)))
-        row, other = Sequence_(PROMPT, params()), Sequence_(PROMPT, params_for(PROMPT))
-        front.admit(row)
-        front.admit(other)
-        for _ in range(6):
-            front.step()
-        assert len(other.tokens) == 6 and not row.tokens and not row.error
-        assert front.engine._backend.calls[0] == (9, 1), "its prompt is computed meanwhile, up to the last token"
-        assert front.engine._backend.calls[1:] == [(1, 1)] * 5
-        held.release()
-        front.run()
-        assert row.answer == alone(PROMPT, params()).answer and other.answer == alone(PROMPT, params_for(PROMPT)).answer
-
-    def test_a_step_of_waiting_rows_alone_computes_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(grammar, "ALONE_SECONDS", 0.0)
-        held = Held()
-        front = Front(tiny_engine(grammars=Grammars(tables, held)))
-        row = Sequence_(PROMPT, params(prompt_logprobs=True))
-        front.admit(row)
-        for _ in range(3):
-            front.step()
-        assert front.engine._backend.calls == [(4, 4)]
-        held.release()
-        front.run()
-        whole = alone(PROMPT, params(prompt_logprobs=True))
-        assert row.answer == whole.answer and row.prompt_logprobs == whole.prompt_logprobs
-
-    def test_a_row_that_leaves_while_it_waits(self) -> None:
-        held = Held()
-        front = Front(tiny_engine(grammars=Grammars(tables, held)))
-        row = Sequence_(PROMPT, params())
-        front.admit(row)
-        front.step()
-        front.leave(row)
-        front.admit(row)
-        front.step()
-        held.release()
-        front.run()
-        assert row.answer == alone(PROMPT, params()).answer
-
-    def test_a_draft_whose_masks_are_late_is_left_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(grammar, "DRAFT_SECONDS", 0.0)
-        held = Held()
-        held.release()
-        front = Front(tiny_engine(Chain(), grammars=Grammars(tables, held)))
-        row = Sequence_(PROMPT, params(max_new_tokens=9))
-        front.admit(row)
-        front.step()
-        held.open = False
-        front.step(guess=4)
-        assert len(row.tokens) == 2 and row.drafted == 0, "what is known of the root is enough for a token"
-        held.release()
-        front.run(guess=4)
-        assert row.answer == alone(PROMPT, params(max_new_tokens=9)).answer and row.drafted > 0
 
 
 class Chain:
@@ -357,7 +270,7 @@ class Panic(BaseException):
 
 
 def test_a_panic_of_the_library_ends_the_row_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    def advance(self: Matcher, tokens: Sequence[int]) -> grammar.Root:
+    def advance(self: Matcher, tokens: Sequence[int]) -> Root:
         raise Panic("it panicked")
 
     monkeypatch.setattr(Matcher, "advance", advance)
@@ -366,7 +279,7 @@ def test_a_panic_of_the_library_ends_the_row_and_nobody_waits(monkeypatch: pytes
 
 @pytest.mark.parametrize("kind", [RuntimeError, Panic])
 def test_a_grammar_that_fails_on_guesses_costs_these_and_no_drafter(kind: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
-    def follow(self: Matcher, draft: Draft, root: grammar.Bits) -> grammar.Followed:
+    def follow(self: Matcher, draft: Draft, root: Bits) -> Followed:
         raise kind("no")
 
     monkeypatch.setattr(Matcher, "follow", follow)

@@ -18,7 +18,7 @@ from forerun.engine.batch import Batch
 from forerun.engine.drafters.draft import Draft, Drafter, Place, Silent
 from forerun.engine.drafters.speculator import Speculator
 from forerun.engine.engine import Engine
-from forerun.engine.grammar import Grammars
+from forerun.engine.grammar import Grammars, Threads
 from forerun.engine.models.model import Output, Shared
 from forerun.engine.rows import RowTable
 from forerun.engine.sampler import Sampler
@@ -87,7 +87,7 @@ def tables() -> llguidance.LLTokenizer:
 
 @functools.cache
 def tiny_grammars() -> Grammars:
-    return Grammars(tables, AtOnce())
+    return Grammars(tables, Threads(AtOnce(), AtOnce()))
 
 
 def text_of(tokens: Sequence[int]) -> str:
