@@ -102,20 +102,16 @@ class Foundation:
             self.details["start_seconds"] = seconds
             bars.append(Bar("start to ready", median(seconds), "≤", 10, "s", f"median of {len(seconds)}"))
         if set(parts) & {"speed", "memory"}:
-            plain = [] if "--speculator" in self._flags else ["--speculator", "none"]  # the bare loop guesses nothing either
-            async with Launched(ours(self._model_id, [*flags, *plain])) as server:
-                bars += await self._beside_bare(server, flags, parts)
-        return bars
-
-    async def _beside_bare(self, server: Launched, flags: Sequence[str], parts: Sequence[str]) -> list[Bar]:
-        bars: list[Bar] = []
-        async with bare_loop(self._model_id, flags) as bare:
-            self.details["bare"] = bare.first["facts"]
-            if "speed" in parts:
-                bars += await self._speed(server, bare)
-        if "memory" in parts:
-            positions = (await server.metrics())["tgi_batch_max_total_tokens"]
-            bars += await self._memory(server, bare.first["weight_bytes"], int(positions * bare.first["position_bytes"]))
+            async with bare_loop(self._model_id, flags) as bare:
+                self.details["bare"] = bare.first["facts"]
+                if "speed" in parts:
+                    plain = [] if "--speculator" in self._flags else ["--speculator", "none"]  # the bare loop guesses nothing either
+                    async with Launched(ours(self._model_id, [*flags, *plain])) as server:
+                        bars += await self._speed(server, bare)
+                if "memory" in parts:  # of what users start: guesses are on
+                    async with Launched(ours(self._model_id, flags)) as server:
+                        positions = (await server.metrics())["tgi_batch_max_total_tokens"]
+                        bars += await self._memory(server, bare.first["weight_bytes"], int(positions * bare.first["position_bytes"]))
         return bars
 
     async def _speed(self, server: Launched, bare: Loop) -> list[Bar]:
@@ -212,7 +208,10 @@ class Foundation:
         return prompts.synthetic(ask.prompt_tokens + 8, self._seed)
 
     async def _memory(self, server: Launched, weight_bytes: int, pool_bytes: int) -> list[Bar]:
+        """Full batches whose answers are long enough to be guessed at, then many short requests."""
         settings = self._settings
+        guessed = Ask(settings.tokens, prompt_tokens=PROMPT_TOKENS)
+        await self._measure(server, "tgi-whole", Shape(streams=ROWS), Amount(requests=2 * ROWS), guessed)
         ask = Ask(2, prompt_tokens=8)
         tenth = Amount(max(1, settings.soak_requests // 10), settings.soak_seconds / 10)
         rest = Amount(settings.soak_requests - tenth.requests, settings.soak_seconds * 9 / 10)
@@ -220,9 +219,11 @@ class Foundation:
         early = process.resident_bytes(server.front), process.resident_bytes(server.worker)
         sent = len((await self._measure(server, "tgi-whole", Shape(streams=ROWS), rest, ask)).records)
         front, worker = process.resident_bytes(server.front), process.resident_bytes(server.worker)
-        self.details["memory"] = {"early": early, "late": (front, worker), "weights": weight_bytes, "pool": pool_bytes, "requests": sent}
+        verified = sum(value for name, value in (await server.metrics()).items() if name.startswith("forerun_drafted_tokens_total"))
+        sizes = {"early": early, "late": (front, worker), "weights": weight_bytes, "pool": pool_bytes}
+        self.details["memory"] = sizes | {"requests": sent, "guesses": verified}
         allowed = weight_bytes + pool_bytes + 500 * MB
-        note = f"weights {weight_bytes / MB:.0f} + KV {pool_bytes / MB:.0f} + 500"
+        note = f"weights {weight_bytes / MB:.0f} + KV {pool_bytes / MB:.0f} + 500; {verified:,.0f} guesses were verified"
         over = f"over {sent} requests, after the first tenth"
         return [
             Bar("memory of the front", front / MB, "≤", 150, "MB"),

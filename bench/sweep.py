@@ -92,8 +92,9 @@ class Spot:
 
 
 def requests(streams: int) -> int:
-    """How many make a match: two for each stream; more for few streams, since one text is easier to guess than another."""
-    return max(2 * streams, min(8, 2 + 4 * streams))
+    """How many make a match: two for each stream; more for few streams, since one text is easier to guess than another, and most for one
+    stream, which has bars: six prompts of a kind, replayed by the dozen, came to anything from 1.2 to 2.0 on chat."""
+    return max(2 * streams, 24 if streams == 1 else 16)
 
 
 def lives(workloads: Sequence[Workload], streams: Sequence[int], rounds: int, seed: int = 0) -> list[list[Match]]:

@@ -102,6 +102,10 @@ class Kind(NamedTuple):
     far: bool = False
 
 
+class _Ended(Exception):
+    """A row of the profile ended: what its steps would have taken is not known."""
+
+
 class Stepper(Protocol):
     """What is measured: an engine whose drafter is a `Script`. Its pages from `ready.pages` on are scratch."""
 
@@ -157,13 +161,15 @@ class Profiler:
 
     def look(self) -> Profile:
         """At start: what was remembered if the machine still is as it was then, else a rough profile. Empty where sequences are too short
-        for a step to be measured."""
+        for a step to be measured, or where they end with an error."""
         ready = self._ready
         if not ready.max_nodes or self._own * ready.page_tokens > ready.max_tokens + ready.max_nodes:
             return Profile()
         first, *others = self._passes(self._rough_counts(), ROUGH_PASSES)
-        samples = self._collect([first, *self._context(ROUGH_CONTEXT, 2), *others])
-        rough = _profile(samples)
+        try:
+            rough = _profile(self._collect([first, *self._context(ROUGH_CONTEXT, 2), *others]))
+        except _Ended as error:
+            return self._give_up(error)
         remembered = _remembered(self._file, ready.step_seconds[0])
         if remembered is not None and _alike(rough, remembered):
             log.info("step costs: as measured before, %s", self._file)
@@ -181,7 +187,11 @@ class Profiler:
         if not self._todo or self._clock() - self._measured_at > STALE_SECONDS:
             self._samples = {}
             self._todo = deque(self._everything())
-        left = self._measure(self._todo.popleft(), self._samples, wanted)
+        try:
+            left = self._measure(self._todo.popleft(), self._samples, wanted)
+        except _Ended as error:
+            self._give_up(error)
+            return None
         self._measured_at = self._clock()
         if left is not None:
             self._todo.appendleft(left)
@@ -192,6 +202,11 @@ class Profiler:
         _remember(self._file, profile)
         log.info("step costs: measured at %d sizes", len(profile.costs))
         return profile
+
+    def _give_up(self, error: _Ended) -> Profile:
+        log.warning("step costs are not measured, what is known of them stays as it is: %s", error)
+        self.resting = False
+        return Profile()
 
     def _rough_counts(self) -> list[int]:
         """As many counts as there is time for, where a step of 32 rows takes four times as long as one of one row."""
@@ -264,21 +279,26 @@ class Profiler:
         return samples
 
     def _measure(self, group: _Group, samples: dict[Kind, list[float]], wanted: Wanted) -> _Group | None:
-        """Times the steps of a group. Returns what is left of it when somebody wanted something else."""
+        """Times the steps of a group. Returns what is left of it when somebody wanted something else. Raises `_Ended`."""
         rows = range(len(group.contexts))
         admits = [self._admit(row, context) for row, context in enumerate(group.contexts)]
-        self._run(StepPlan(0, admits, [Feed(row, 1) for row in rows]))
-        left = None
-        for done, (kind, guesses) in enumerate(group.steps):
-            if wanted():
-                left = _Group(group.contexts, group.steps[done:])
-                break
-            plan = StepPlan(0, feed=[Feed(row, 1, guess) for row, guess in guesses.items()], budget=sum(guesses.values()))
-            began = self._clock()
-            self._run(plan)
-            samples.setdefault(kind, []).append(self._clock() - began)
-        self._run(StepPlan(0, drop=list(rows)))
-        return left
+        try:
+            self._step(StepPlan(0, admits, [Feed(row, 1) for row in rows]))
+            for done, (kind, guesses) in enumerate(group.steps):
+                if wanted():
+                    return _Group(group.contexts, group.steps[done:])
+                plan = StepPlan(0, feed=[Feed(row, 1, guess) for row, guess in guesses.items()], budget=sum(guesses.values()))
+                began = self._clock()
+                self._step(plan)
+                samples.setdefault(kind, []).append(self._clock() - began)
+        finally:
+            self._run(StepPlan(0, drop=list(rows)))
+        return None
+
+    def _step(self, plan: StepPlan) -> None:
+        for emit in self._run(plan).emit:
+            if emit.error or emit.finish:
+                raise _Ended(emit.error or f"a sequence ended by {emit.finish}")
 
     def _admit(self, row: int, context: int) -> Admit:
         """A sequence with a prompt of one token behind so much made-up context."""

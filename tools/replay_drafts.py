@@ -6,6 +6,9 @@ have earned on it. Input: JSON lines {"prompt": [ids], "output": [ids], "workloa
 order, `--rows` at a time, as a worker would.
 
     python tools/replay_drafts.py outputs.jsonl --drafter suffix --nodes 8 --rows 1
+
+`--bound` says what no look-up can pass: the longest run behind any place of the text so far whose last token is the newest one, chosen with
+hindsight and never a token too long; and the same behind any place at all, whatever stands before it.
 """
 
 from __future__ import annotations
@@ -123,6 +126,37 @@ def _score(tally: Tally, draft: Draft, future: list[int]) -> int:
     return accepted
 
 
+def bound(text: Text, context: int, most: int) -> list[int]:
+    """Guesses accepted in each step of a look-up in the text itself that knows the future: the longest run of at most `most` tokens behind
+    any place where the `context` newest tokens stand. What it takes is what is accepted."""
+    tokens = [*text.prompt, *text.output]
+    at, end = len(text.prompt) + 1, len(tokens)
+    found: list[int] = []
+    while at < end:
+        newest, longest = tokens[at - context : at], 0
+        for place in range(context, at):
+            if tokens[place - context : place] == newest:
+                run = 0
+                while run < most and place + run < at and at + run < end - 1 and tokens[place + run] == tokens[at + run]:
+                    run += 1
+                longest = max(longest, run)
+        found.append(longest)
+        at += 1 + longest
+    return found
+
+
+def _print_bounds(texts: Sequence[Text], nodes: int, row_cost: float) -> None:
+    for workload in sorted({text.workload for text in texts}):
+        for context in (1, 0):
+            taken = [run for text in texts if text.workload == workload and len(text.output) > 1 for run in bound(text, context, nodes)]
+            accepted, steps = sum(taken), len(taken)
+            what = "behind the newest token" if context else "anywhere"
+            print(
+                f"{workload:12} {what:24} accepted {accepted / steps:5.2f} a step"
+                f"  speed x{Tally(steps, accepted, accepted).speedup(row_cost):.2f} beside the prompt"
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
@@ -132,8 +166,12 @@ def main() -> None:
     parser.add_argument("--price", type=float, default=0.0, help="survival below which a node is dropped")
     parser.add_argument("--row-cost", type=float, default=0.02, help="what a node adds to a step, in plain steps")
     parser.add_argument("--seed", type=int, default=0, help="of the order")
+    parser.add_argument("--bound", action="store_true", help="what no look-up can pass, instead of a drafter")
     asked = parser.parse_args()
     texts = [Text(one["prompt"], one["output"], one.get("workload", "")) for one in map(json.loads, asked.file.read_text().splitlines())]
+    if asked.bound:
+        _print_bounds(texts, asked.nodes, asked.row_cost)
+        return
     random.Random(asked.seed).shuffle(texts)
     drafter = open_drafter(asked.drafter, Setting(nodes=asked.nodes))
     tallies, seconds = replay(drafter, texts, asked.nodes, asked.rows, asked.price)

@@ -17,7 +17,7 @@ from forerun.engine.build import assemble
 from forerun.engine.drafters.draft import Needs, Silent
 from forerun.engine.engine import Engine
 from forerun.engine.profile import Profiler
-from forerun.messages import Profile, Ready, Start, StepPlan, StepResult
+from forerun.messages import Emit, Profile, Ready, Start, StepPlan, StepResult
 from tests.engine.tiny import Front, Sequence_, TinyModel, params_for
 
 DENSE = [*range(1, 33), *profile.BUCKETS]
@@ -148,6 +148,30 @@ def test_no_more_rows_than_there_is_room_for(start: dict[str, int], most: int) -
 def test_where_a_step_cannot_be_measured_nothing_is_said() -> None:
     engine = built(Start("model", max_rows=2, max_total_tokens=20))
     assert engine.ready.costs == [] and not engine.resting
+
+
+@pytest.mark.parametrize("good", [0, 1, 5, 60, 200])
+def test_a_row_that_ends_with_an_error_is_no_measurement(good: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """At whatever step it happens: nothing is told that was not measured, nothing is written down, and every row is dropped."""
+    machine = Machine(stairs)
+    run, rows, steps = machine.step, set[int](), 0
+
+    def failing(plan: StepPlan) -> StepResult:
+        nonlocal steps
+        steps += bool(plan.feed)
+        rows.difference_update(plan.drop)
+        rows.update(admit.row for admit in plan.admit)
+        result = run(plan)
+        return msgspec.structs.replace(result, emit=[Emit(0, error="out of luck")]) if plan.feed and steps > good else result
+
+    machine.step = failing  # type: ignore[method-assign]
+    profiler = machine.profiler(Start("model", hub_cache=str(tmp_path)))
+    looked = profiler.look()
+    assert bool(looked.costs) == (good > 20)
+    while profiler.resting:
+        assert profiler.rest(nobody) is None
+    assert not rows and not list(tmp_path.rglob("*.json"))
+    assert caplog.text.count("out of luck") == 1
 
 
 def test_a_step_has_the_rows_it_is_measured_for(monkeypatch: pytest.MonkeyPatch) -> None:
