@@ -73,18 +73,16 @@ def build_app(config: Config, router: Router, services: Services) -> web.Applica
 
 
 def make_runner(app: web.Application) -> web.AppRunner:
-    """A runner under which a client that leaves cancels its handler at once. Signals stay launch.py's."""
+    """A runner of the application, with what a connection may cost."""
     _http_log.addFilter(_is_ours)
     return Runner(
         app,
-        handler_cancellation=True,
-        handle_signals=False,
+        shutdown_timeout=FINISH_SECONDS,
         logger=_http_log,
         access_log=None,
         max_line_size=HEADER_BYTES,
         max_field_size=HEADER_BYTES,
         keepalive_timeout=KEEP_ALIVE_SECONDS,
-        shutdown_timeout=FINISH_SECONDS,
     )
 
 

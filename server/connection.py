@@ -1,11 +1,14 @@
 """What a connection says before there is a request: HTTP that cannot be read is answered in the same JSON as every other error.
 
-The library has no public way to say which class a connection is, so its server is made anew with ours. Knows no route.
+The library has no option that says which class a connection is. But a site asks its runner for the server to listen with, and that makes
+the connections; so the runner answers with one of ours. Knows no route.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+from typing import Any
 
 from aiohttp import http_exceptions, web
 
@@ -40,12 +43,26 @@ def _error(status: int, exc: BaseException | None, message: str) -> ApiError:
 
 
 class _Server(web.Server):
+    """What a site listens with: connections are ours, and the application's own server keeps account of them."""
+
+    def __init__(self, made: web.Server, options: dict[str, Any]) -> None:
+        super().__init__(made.request_handler)
+        self._made = made
+        self._options = options
+
     def __call__(self) -> web.RequestHandler:
-        return Connection(self, loop=self._loop, **self._kwargs)
+        return Connection(self._made, loop=asyncio.get_running_loop(), **self._options)
 
 
 class Runner(web.AppRunner):
-    async def _make_server(self) -> web.Server:
-        made = await super()._make_server()
-        factory, cancels = made.request_factory, made.handler_cancellation
-        return _Server(made.request_handler, request_factory=factory, handler_cancellation=cancels, loop=made._loop, **made._kwargs)
+    """A client that leaves cancels its handler at once; signals are left to whoever runs this. `connection`: options of each
+    connection."""
+
+    def __init__(self, app: web.Application, *, shutdown_timeout: float, **connection: Any) -> None:
+        super().__init__(app, handler_cancellation=True, handle_signals=False, shutdown_timeout=shutdown_timeout)
+        self._connection = connection
+
+    @property
+    def server(self) -> web.Server | None:
+        made = super().server
+        return None if made is None else _Server(made, self._connection)
