@@ -111,7 +111,7 @@ class Engine:
         """Compute first parts of chunks whose every position is scored, until what is left of all of them together has few logits."""
         room = PROMPT_ROWS
         for share in shares:
-            if share.scored > 1:
+            if share.echoed:
                 while share.known > max(room, 1):
                     self._part(share, min(PROMPT_ROWS, share.known - max(room, 1)))
                 room -= share.known
@@ -130,8 +130,7 @@ class Engine:
         row = share.row
         first = row.computed + 1
         targets = row.tokens[first : min(first + share.known, row.params.prompt_tokens)]
-        if targets:
-            share.prompt_logprobs += self._sampler.prompt_logprobs(logits[: len(targets)], targets)
+        share.prompt_logprobs += self._sampler.prompt_logprobs(logits[: len(targets)], targets)
 
     def _report(self, shares: Sequence[Share], output: Output, emits: list[Emit]) -> None:
         """Choose, walk, commit; one Emit for each row that has something to say."""
@@ -167,7 +166,7 @@ class Engine:
         at = 0
         for share in shares:
             scored, draft, row = share.scored, share.draft, share.row
-            if row.params.prompt_logprobs and scored == share.known:
+            if share.echoed:
                 self._score_prompt(share, output.logits[at : at + scored])
             at += scored
             firsts.append(len(asks))

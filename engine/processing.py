@@ -134,8 +134,10 @@ def narrow(scores: Scores, params: SamplingParams) -> Ids:
 
 
 def log_normalizer(scores: Scores) -> float:
-    """ln Σ exp(scores)."""
+    """ln Σ exp(scores). Not finite where nothing is possible, or something is no number."""
     top = scores.max()
+    if not np.isfinite(top):
+        return float(top)
     return float(top) + float(np.log(np.exp(scores - top, dtype=np.float32).sum(dtype=np.float64)))
 
 

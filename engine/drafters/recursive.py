@@ -73,7 +73,7 @@ class Recursive:
         self._room = CATCH_UP + rows * (most + 2)
         staged = made.width + made.net.carried
         work = self._room * (made.net.width * COPIES + staged) + 2 * rows * beams * made.net.vocab
-        work += LOOSE * STORED * len(made.taps) * host.model.hidden
+        work += (LOOSE * STORED + 2 * self._room) * len(made.taps) * host.model.hidden  # what waits; what is entered, joined and fused
         self.needs = Needs(made.taps, (made.pool,), most, lazy=False, weight_bytes=made.bytes, work_bytes=4 * work, attach=self._attach)
 
     @property

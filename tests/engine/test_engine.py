@@ -7,7 +7,7 @@ import torch
 
 from forerun.engine.batch import Batch
 from forerun.messages import Admit, Feed, Inject, SamplingParams, StepPlan
-from tests.engine.tiny import Front, Sequence_, alone, params_for, tiny_engine
+from tests.engine.tiny import Front, Sequence_, TinyHead, alone, params_for, tiny_engine
 
 PROMPTS = [[1, 2, 3, 4, 5] * 4, [9, 8, 7] * 6, [50, 60] * 5]
 WAYS = [{}, {"sample": True, "top_p": 0.9}, {"sample": True}]
@@ -92,6 +92,26 @@ def test_logprobs_only_when_asked() -> None:
     quiet = alone(prompt, params_for(prompt, logprobs=False))
     loud = alone(prompt, params_for(prompt))
     assert quiet.tokens == loud.tokens and quiet.logprobs == [] and len(loud.logprobs) == len(loud.tokens)
+
+
+def test_a_scored_prompt_leaves_the_choices_behind_it_to_the_output_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits of a whole step are made while a prompt is scored, and not for the rest of its answer, nor for those beside it."""
+    made: list[TinyHead] = []
+    once = TinyHead.logits
+
+    def counted(head: TinyHead, hidden: torch.Tensor) -> torch.Tensor:
+        made.append(head)
+        return once(head, hidden)
+
+    monkeypatch.setattr(TinyHead, "logits", counted)
+    front = Front(tiny_engine())
+    front.admit(plain := Sequence_(PROMPTS[0], params_for(PROMPTS[0], max_new_tokens=8)))
+    front.admit(scored := Sequence_(PROMPTS[1], params_for(PROMPTS[1], max_new_tokens=8, prompt_logprobs=True)))
+    front.step({0: 100, 1: 5})
+    front.step({0: 100, 1: 100})
+    assert len(made) == 2 and len(scored.prompt_logprobs) == len(PROMPTS[1]) - 1
+    front.run()
+    assert len(made) == 2 and plain.answer == EXPECTED[0] and len(scored.tokens) == 8
 
 
 def test_alternatives_agree_with_the_token() -> None:

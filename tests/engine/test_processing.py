@@ -155,6 +155,15 @@ def test_log_normalizer(seed: int, size: int, spread: float) -> None:
     assert processing.log_normalizer(scores) == pytest.approx(float(torch.from_numpy(scores).double().logsumexp(0)), abs=2e-6, rel=1e-6)
 
 
+@pytest.mark.parametrize("value", [-np.inf, np.inf, np.nan])
+def test_log_normalizer_of_what_has_none(value: float) -> None:
+    """Nothing is allowed, or something is no number: it says so, and numpy has nothing to warn of."""
+    scores = np.full(7, -np.inf, np.float32)
+    scores[3] = value
+    with np.errstate(all="raise"):
+        assert not np.isfinite(processing.log_normalizer(scores))
+
+
 @given(st.integers(0, 2**31), st.integers(0, 63))
 def test_a_rows_place_in_memory_is_without_effect(seed: int, shift: int) -> None:
     """The same bits wherever a row lies in a batch of logits."""
