@@ -130,7 +130,9 @@ class Engine:
         row = share.row
         first = row.computed + 1
         targets = row.tokens[first : min(first + share.known, row.params.prompt_tokens)]
-        share.prompt_logprobs += self._sampler.prompt_logprobs(logits[: len(targets)], targets)
+        own, top = self._sampler.prompt_logprobs(logits[: len(targets)], targets, row.params.top_n if row.params.raw_logprobs else 0)
+        share.prompt_logprobs += own
+        share.prompt_top += top
 
     def _report(self, shares: Sequence[Share], output: Output, emits: list[Emit]) -> None:
         """Choose, walk, commit; one Emit for each row that has something to say."""
@@ -144,7 +146,7 @@ class Engine:
                 row.computed += share.known
                 told.append(())
                 if share.prompt_logprobs:
-                    emits.append(Emit(row.number, prompt_logprobs=share.prompt_logprobs))
+                    emits.append(Emit(row.number, prompt_logprobs=share.prompt_logprobs, prompt_top=share.prompt_top))
                 continue
             nodes = slice(first, first + 1 + share.draft.count)
             picked = choices[nodes]
@@ -203,7 +205,8 @@ class Engine:
         tokens = [choice.token for choice in new]
         logprobs = [choice.logprob for choice in new] if params.logprobs else []
         top = [choice.top for choice in new] if params.top_n else []
-        emit = Emit(row.number, tokens, logprobs, top, share.draft.guesses, len(used), finish, error, share.prompt_logprobs, share.expected)
+        counts, prompt = (share.draft.guesses, len(used)), share.prompt_logprobs
+        emit = Emit(row.number, tokens, logprobs, top, *counts, finish, error, prompt, share.expected, share.prompt_top)
         row.commit(tokens, row.computed + share.known + len(used))
         return emit, used
 

@@ -153,6 +153,7 @@ class Share:
     """nodes of the draft that are believed to hold"""
     accepted: Sequence[int] = ()
     """nodes of the draft that held"""
+    prompt_top: list[list[tuple[int, float]]] = dataclasses.field(default_factory=list)
 
     @property
     def ends(self) -> bool:

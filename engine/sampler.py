@@ -92,10 +92,12 @@ class Sampler:
         self._note(range(len(asks)), head.choose(hidden, _draws(asks, hidden.device)), choices)
         return choices
 
-    def prompt_logprobs(self, logits: Tensor, targets: Sequence[int]) -> list[float]:
-        """Log-softmax of raw logits [k, V] at one target id each."""
+    def prompt_logprobs(self, logits: Tensor, targets: Sequence[int], top_n: int) -> tuple[list[float], list[list[tuple[int, float]]]]:
+        """Log-softmax of raw logits [k, V] at one target id each, and where it is highest."""
         rows: Scores = logits.cpu().numpy()
-        return [processing.single(float(row[t]) - processing.log_normalizer(row)) for row, t in zip(rows, targets)]
+        normalizers = [processing.log_normalizer(row) for row in rows]
+        own = [processing.single(float(row[t]) - normalizer) for row, t, normalizer in zip(rows, targets, normalizers)]
+        return own, [processing.most_likely(row, None, normalizer, top_n) for row, normalizer in zip(rows, normalizers) if top_n]
 
     def _pick(self, places: Sequence[int], scores: Tensor, noise: Tensor | None, choices: list[Choice]) -> None:
         self._note(places, self._ops.pick(scores, noise), choices)

@@ -116,7 +116,8 @@ class Emit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     for each token, or empty when not asked. `top`: for each token its (id, logprob) list, most likely first, or empty. `finish` ends the
     sequence with the last token of `tokens`. `error` ends it with a failure that concerns this row alone. `prompt_logprobs`: those of the
     prompt tokens whose predecessors were fed in this step, in order. `expected`: how many guesses the worker believed to be accepted,
-    where it chose them by tolls. An Emit without tokens, finish and error, for a row that was to pick: its grammar is not ready, and
+    where it chose them by tolls. `prompt_top`: parallel to `prompt_logprobs`, as `top`, where `raw_logprobs` asks for the model's own (TGI
+    shows no alternatives of prompts). An Emit without tokens, finish and error, for a row that was to pick: its grammar is not ready, and
     nothing was picked; all its tokens but the newest are computed."""
 
     row: int
@@ -129,6 +130,7 @@ class Emit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     error: str = ""
     prompt_logprobs: list[float] = []
     expected: float = 0.0
+    prompt_top: list[list[tuple[int, float]]] = []
 
 
 class StepResult(Message, frozen=True, array_like=True, tag="result"):

@@ -49,6 +49,8 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     """guesses it might have had"""
     expected: float = 0.0
     """guesses that the worker believed to be accepted"""
+    prompt_top: list[list[tuple[int, float]]] = []
+    """parallel to `prompt_logprobs`, or empty"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -336,12 +336,12 @@ class Scheduler:
             self._fail(entry, emit.error, 424)
             return
         sequence = entry.sequence
-        prompt = self._fresh_echo(entry, emit.prompt_logprobs) if emit.prompt_logprobs else []
+        prompt, prompt_top = self._fresh_echo(entry, emit) if emit.prompt_logprobs else ([], [])
         if emit.tokens or prompt:
             if emit.tokens and sequence.first_token_at == 0.0:
                 sequence.first_token_at = now
             sequence.tokens.extend(emit.tokens)
-            run = Run(emit.tokens, emit.logprobs, emit.top, prompt, emit.drafted, emit.accepted, fed.guess, emit.expected)
+            run = Run(emit.tokens, emit.logprobs, emit.top, prompt, emit.drafted, emit.accepted, fed.guess, emit.expected, prompt_top)
             self._events.append(Tokens(sequence, run))
         if entry.running:
             entry.computed = len(sequence.tokens) - 1 if fed.picks else entry.computed + fed.known
@@ -351,12 +351,12 @@ class Scheduler:
             self._end(entry)
             self._events.append(Ended(sequence, emit.finish or "length"))
 
-    def _fresh_echo(self, entry: Entry, values: list[float]) -> list[float]:
-        """Of the prompt log-probabilities reported now those that the stream does not have yet."""
+    def _fresh_echo(self, entry: Entry, emit: Emit) -> tuple[list[float], list[list[tuple[int, float]]]]:
+        """Of the prompt log-probabilities reported now those that the stream does not have yet, and their alternatives."""
         known = max(0, entry.echoed - entry.echo)
-        entry.echo += len(values)
+        entry.echo += len(emit.prompt_logprobs)
         entry.echoed = max(entry.echoed, entry.echo)
-        return values[known:]
+        return emit.prompt_logprobs[known:], emit.prompt_top[known:]
 
     # Ends
 

@@ -9,6 +9,7 @@ its first character, under limits of time and memory that end this process and n
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import sys
@@ -24,6 +25,8 @@ from forerun.server.grammar_calls import Calls, CallsError, lark
 SECONDS = 2.0
 """of computing, for one grammar"""
 MEMORY_BYTES = 1 << 30
+NICER = 5
+"""of this process: while decoding takes all cores it gets a quarter of one, not half"""
 MOST_DEPTH = 64
 _LIMITS = llguidance.LLParserLimits(verbose_errors=False)
 _TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
@@ -118,8 +121,20 @@ def _sound(schema: dict[str, Any], place: str) -> dict[str, Any]:
     """Closed, unless its parts are to be joined: closed one by one they would allow nothing. Raises Wrong for what is no schema."""
     for fault in faults(schema, place):
         raise Wrong(fault)
-    made: dict[str, Any] = schema if '"allOf"' in json.dumps(schema) else closed(schema)
+    made: dict[str, Any] = schema if _joins(schema) else closed(schema)
     return made
+
+
+def _joins(schema: dict[str, Any]) -> bool:
+    """Whether parts are to be joined somewhere. What only says `allOf`, such as a property of that name, does not."""
+    left: list[Any] = [schema]
+    while left:
+        at = left.pop()
+        if isinstance(at, dict):
+            if "allOf" in at:
+                return True
+            left += [one for one, _ in _inside(at)]
+    return False
 
 
 def _behind_thought(made: str, thought: str) -> str:
@@ -145,13 +160,18 @@ def faults(schema: dict[str, Any], place: str = "") -> Iterator[str]:
             yield f"{place[:80]}…: it is nested too deeply, {MOST_DEPTH} levels are the most"
             return
         yield from _keywords(at, place)
-        for name in _MAPS:
-            if isinstance(inner := at.get(name), dict):
-                left += [(one, f"{place}/{name}/{key}", depth + 1) for key, one in inner.items()]
-        for name in _LISTS:
-            if isinstance(inner := at.get(name), list):
-                left += [(one, f"{place}/{name}/{index}", depth + 1) for index, one in enumerate(inner)]
-        left += [(at[name], f"{place}/{name}", depth + 1) for name in _SCHEMAS if name in at and not isinstance(at[name], list)]
+        left += [(one, f"{place}/{where}", depth + 1) for one, where in _inside(at)]
+
+
+def _inside(schema: dict[str, Any]) -> Iterator[tuple[Any, str]]:
+    """What ought to be schemas right inside of this one, each with its place there."""
+    for name in _MAPS:
+        if isinstance(inner := schema.get(name), dict):
+            yield from ((one, f"{name}/{key}") for key, one in inner.items())
+    for name in _LISTS:
+        if isinstance(inner := schema.get(name), list):
+            yield from ((one, f"{name}/{index}") for index, one in enumerate(inner))
+    yield from ((schema[name], name) for name in _SCHEMAS if name in schema and not isinstance(schema[name], list))
 
 
 def _keywords(at: dict[str, Any], place: str) -> Iterator[str]:
@@ -230,6 +250,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
+    os.nice(NICER)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -156,9 +156,7 @@ class TextVoice:
 
     def _likely(self, transcript: Transcript, before: str, tokens: list[Token], others: list[list[Token]]) -> shape.TextLogprobs:
         told = self._echo.tokens if before else ()
-        likely = text_logprobs(
-            self._vocabulary, told, transcript.prompt_logprobs, tokens, others if tokens else [], self._offset + len(before)
-        )
+        likely = text_logprobs(self._vocabulary, told, transcript, tokens, others if tokens else [], self._offset + len(before))
         self._offset += len(before) + sum(len(token.text) for token in tokens)
         return likely
 
@@ -216,7 +214,7 @@ def text_choice(index: int, collector: Collector, vocabulary: Vocabulary, logpro
     likely, transcript = None, collector.transcript
     tokens, top = ([], []) if echo.alone else (collector.listed, collector.top)
     if logprobs:
-        likely = text_logprobs(vocabulary, echo.tokens, transcript.prompt_logprobs, tokens, top, len(echo.text))
+        likely = text_logprobs(vocabulary, echo.tokens, transcript, tokens, top, len(echo.text))
     text = echo.text if echo.alone else echo.text + transcript.text()
     return shape.TextChoice(index, text, likely, _REASONS[collector.finish])
 
@@ -230,23 +228,24 @@ def logprob_of(vocabulary: Vocabulary, token: Token, others: list[Token]) -> sha
 def text_logprobs(
     vocabulary: Vocabulary,
     prompt: Sequence[int],
-    before: Sequence[float],
+    transcript: Transcript,
     tokens: Sequence[Token],
     others: Sequence[list[Token]],
     offset: int,
 ) -> shape.TextLogprobs:
-    """Of the prompt's tokens, of which `before` are the log-probabilities, and of those that were generated, which begin at `offset` of the
-    text. The first token has none, and for the prompt's there are no alternatives: the engine does not keep them."""
-    known = prefill(vocabulary, prompt, before) if prompt else []
+    """Of the prompt's tokens and of those that were generated, which begin at `offset` of the text. The first token has none: nothing comes
+    before it. `others`: alternatives of the generated ones, empty where none were asked for; as at OpenAI the token itself is one more
+    where it is none of the most likely."""
+    known = prefill(vocabulary, prompt, transcript.prompt_logprobs) if prompt else []
+    texts = [token.text for token in known] + [vocabulary.token_text(token.id) for token in tokens]
+    logprobs = [token.logprob for token in known] + [token.logprob for token in tokens]
+    tops = [[], *map(transcript.alternatives, transcript.prompt_top)] if known and transcript.prompt_top else [[] for _ in known]
+    named = [
+        {other.text: other.logprob or 0.0 for other in top} | {text: logprob or 0.0} if top else None
+        for text, logprob, top in zip(texts, logprobs, [*tops, *others])
+    ]
     offsets = _offsets([token.text for token in known], 0) + _offsets([token.text for token in tokens], offset)
-    named: list[dict[str, float] | None] = [None] * len(known) if others else []
-    named += [{other.text: other.logprob or 0.0 for other in top} for top in others]
-    return shape.TextLogprobs(
-        [token.text for token in known] + [vocabulary.token_text(token.id) for token in tokens],
-        [token.logprob for token in known] + [token.logprob for token in tokens],
-        named or None,
-        offsets,
-    )
+    return shape.TextLogprobs(texts, logprobs, named if any(named) else None, offsets)
 
 
 def _offsets(texts: Sequence[str], offset: int) -> list[int]:

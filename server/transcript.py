@@ -75,6 +75,7 @@ class Transcript:
         self._pieces: list[str] = []
         self.generated = 0
         self.prompt_logprobs: list[float] = []
+        self.prompt_top: list[list[tuple[int, float]]] = []
         self.finish: FinishReason | None = None
         self.drafted = self.accepted = self.steps = 0
 
@@ -85,6 +86,7 @@ class Transcript:
         """The run's tokens up to the one that ends the sequence; what was committed behind it is dropped. Token i is `run.tokens[i]`."""
         if run.prompt_logprobs:
             self.prompt_logprobs += run.prompt_logprobs
+            self.prompt_top += run.prompt_top
         if not run.tokens or self.finish:
             return []
         said: list[Token] = []

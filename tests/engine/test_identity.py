@@ -389,9 +389,9 @@ def test_guesses_on_and_off_from_step_to_step() -> None:
 @pytest.mark.parametrize("kind", ["greedy", "everything"])
 def test_prompt_logprobs_do_not_depend_on_chunks(kind: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = prompt_of(5, 60)
-    params = params_for(prompt, prompt_logprobs=True, **KINDS[kind])
+    params = params_for(prompt, prompt_logprobs=True, **{**KINDS[kind], "top_n": 2, "raw_logprobs": True})
     whole = alone(prompt, params)
-    assert len(whole.prompt_logprobs) == 59 and max(whole.prompt_logprobs) < 0
+    assert len(whole.prompt_logprobs) == len(whole.prompt_top) == 59 and max(whole.prompt_logprobs) < 0
     monkeypatch.setattr("forerun.engine.engine.PROMPT_ROWS", 7)
     answers = [Sequence_(prompt, params, tokens=whole.tokens)]
     front = Front(tiny_engine(Script(answers, spread, lazy=False, layers=(1,))))
@@ -402,6 +402,7 @@ def test_prompt_logprobs_do_not_depend_on_chunks(kind: str, chunk: int, monkeypa
         front.step({0: chunk, 1: chunk, 2: chunk, 3: 9})
     for sequence in twins:
         assert sequence.answer == whole.answer and sequence.prompt_logprobs == whole.prompt_logprobs
+        assert sequence.prompt_top == whole.prompt_top
     assert max(logits for _, logits in front.engine._backend.calls) <= 7 + len(twins) + 1, "logits of one step, all prompts together"
 
 
@@ -411,11 +412,18 @@ def test_prompt_logprobs_are_the_models_own() -> None:
     seen: list[torch.Tensor] = []
     engine._backend.spoil = lambda batch, logits: seen.append(logits.clone())
     front = Front(engine)
-    sequence = Sequence_(prompt, params_for(prompt, prompt_logprobs=True, repetition_penalty=2.0, max_new_tokens=1))
+    unusual = {"repetition_penalty": 2.0, "max_new_tokens": 1, "top_n": 2}
+    sequence = Sequence_(prompt, params_for(prompt, prompt_logprobs=True, raw_logprobs=True, **unusual))
     front.admit(sequence)
     front.run()
-    expected = torch.log_softmax(seen[0].double(), 1)[torch.arange(39), torch.tensor(prompt[1:])]
+    spread = torch.log_softmax(seen[0].double(), 1)[:39]
+    expected = spread[torch.arange(39), torch.tensor(prompt[1:])]
     assert torch.allclose(torch.tensor(sequence.prompt_logprobs).double(), expected, atol=1e-6)
+    values, ids = spread.topk(2)
+    assert [[token for token, _ in top] for top in sequence.prompt_top] == ids.tolist()
+    assert torch.allclose(torch.tensor([[value for _, value in top] for top in sequence.prompt_top]).double(), values, atol=1e-6)
+    plain = alone(prompt, params_for(prompt, prompt_logprobs=True, **unusual))
+    assert plain.prompt_logprobs == sequence.prompt_logprobs and not plain.prompt_top, "TGI's prefill has none"
 
 
 def test_same_seed_same_text_other_seed_other_text() -> None:

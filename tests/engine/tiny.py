@@ -195,6 +195,7 @@ class Sequence_:
     logprobs: list[float] = dataclasses.field(default_factory=list)
     top: list[list[tuple[int, float]]] = dataclasses.field(default_factory=list)
     prompt_logprobs: list[float] = dataclasses.field(default_factory=list)
+    prompt_top: list[list[tuple[int, float]]] = dataclasses.field(default_factory=list)
     finish: str = ""
     error: str = ""
     drafted: int = 0
@@ -287,6 +288,7 @@ class Front:
         sequence.logprobs += emit.logprobs
         sequence.top += emit.top
         sequence.prompt_logprobs += emit.prompt_logprobs
+        sequence.prompt_top += emit.prompt_top
         sequence.drafted += emit.drafted
         sequence.accepted += emit.accepted
         sequence.finish, sequence.error = emit.finish, emit.error

@@ -13,7 +13,7 @@ from forerun.router.guesses import Budget, no_guesses
 from forerun.router.policy import Policy
 from forerun.router.request import Failure, Request, Run, Sequence
 from forerun.router.scheduler import Scheduler
-from tests.router.worker_model import STEADY, WorkerModel, answer, prompt_logprob, ready
+from tests.router.worker_model import STEADY, WorkerModel, alternatives, answer, prompt_logprob, ready
 
 
 class Stream:
@@ -22,6 +22,7 @@ class Stream:
     def __init__(self, stop_after: int | None = None) -> None:
         self.got: list[int] = []
         self.echo: list[float] = []
+        self.echo_top: list[list[tuple[int, float]]] = []
         self.reason = ""
         self.failure: Failure | None = None
         self.stop_after = stop_after
@@ -30,6 +31,7 @@ class Stream:
         assert not self.over, "tokens after the end"
         self.got += run.tokens
         self.echo += run.prompt_logprobs
+        self.echo_top += run.prompt_top
         return self.stop_after is not None and len(self.got) >= self.stop_after
 
     def end(self, reason: str) -> None:
@@ -66,6 +68,7 @@ class Case:
             assert (self.stream.got, self.stream.reason) == (tokens, reason)
             if params.prompt_logprobs:
                 assert self.stream.echo == [prompt_logprob(self.prompt, i) for i in range(1, len(self.prompt))]
+                assert self.stream.echo_top == alternatives(self.stream.echo)
 
 
 class Driver:

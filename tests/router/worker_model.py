@@ -54,6 +54,10 @@ def prompt_logprob(tokens: list[int], index: int) -> float:
     return float(digest_of(tokens[: index + 1]) % 1000)
 
 
+def alternatives(logprobs: list[float]) -> list[list[tuple[int, float]]]:
+    return [[(int(value) % 5, value)] for value in logprobs]
+
+
 def ready(rows: int = 4, pages: int = 16, page_tokens: int = 4, **more: object) -> Ready:
     """A worker's offer with sane small numbers."""
     fields = {"max_nodes": 8, "vocab": 5, "device": "model", "dtype": "none", "drafter": "none"}
@@ -175,8 +179,8 @@ class WorkerModel:
             row.ended = True
             return Emit(feed.row, error="injected")
         if end < len(row.tokens):
-            return Emit(feed.row, prompt_logprobs=prompt) if prompt else None
-        return self._commit(feed, row, prompt)
+            return Emit(feed.row, prompt_logprobs=prompt, prompt_top=alternatives(prompt)) if prompt else None
+        return msgspec.structs.replace(self._commit(feed, row, prompt), prompt_top=alternatives(prompt))
 
     def _check_exclusive(self, number: int, row: Row, end: int) -> None:
         """Nobody else has the pages that this row is about to write."""

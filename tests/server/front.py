@@ -51,13 +51,20 @@ def answers(vocab: int) -> Script:
     def script(sequence: Sequence) -> Iterator[Run]:
         params = sequence.params
         prompt = [echo.logprob(token) for token in sequence.tokens[1:]] if params.prompt_logprobs else []
+        others = (
+            [likely(token, params.top_n, vocab) for token in sequence.tokens[1:]] if prompt and params.top_n and params.raw_logprobs else []
+        )
         for token in echo.answer(sequence.request.tokens, params, vocab):
             logprobs = [echo.logprob(token)] if params.logprobs else []
-            top = [[((token + i) % vocab, echo.logprob(token) - i / 2) for i in range(params.top_n)]] if params.top_n else []
-            yield Run([token], logprobs, top, prompt)
-            prompt = []
+            top = [likely(token, params.top_n, vocab)] if params.top_n else []
+            yield Run([token], logprobs, top, prompt, prompt_top=others)
+            prompt, others = [], []
 
     return script
+
+
+def likely(token: int, count: int, vocab: int) -> list[tuple[int, float]]:
+    return [((token + i) % vocab, echo.logprob(token) - i / 2) for i in range(count)]
 
 
 def runs(*said: list[int], failure: Failure | None = None) -> Script:

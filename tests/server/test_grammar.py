@@ -65,6 +65,19 @@ class TestTranslate:
         both = {"allOf": [NAME, {"properties": {"age": {"type": "integer"}}, "required": ["age"]}]}
         assert accepts("schema", both, '{"name":"x","age":1}')
 
+    @pytest.mark.parametrize(
+        "says",
+        [{"properties": {"allOf": {"const": 1}}}, {"properties": {"a": {"enum": ["allOf"]}}}, {"properties": {}, "description": '"allOf"'}],
+    )
+    def test_what_only_says_all_of_is_closed(self, says: dict[str, Any]) -> None:
+        """Whatever else is in it: a property, a value or a text of that name joins nothing."""
+        assert not accepts("schema", {"type": "object"} | says, '{"x":1}')
+
+    def test_parts_are_joined_wherever_they_stand(self) -> None:
+        inner = {"allOf": [NAME, {"properties": {"age": {"type": "integer"}}}]}
+        for place in ({"properties": {"a": inner}, "required": ["a"]}, {"anyOf": [{"properties": {"a": inner}, "required": ["a"]}]}):
+            assert accepts("schema", place, '{"a":{"name":"x","age":1}}')
+
     def test_one_of_is_read_as_any_of(self) -> None:
         schema = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
         assert accepts("schema", schema, "1") and accepts("schema", schema, "1.5")
