@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL := models/smollm2-135m-instruct
 PORT ?= 8080
+FUZZ ?= 20000
 STAMP := $(VENV)/.forerun-setup
 
 .PHONY: help setup model serve test test-slow clients node-clients docs-api fuzz test-aarch64 lint types bench simulate bench-kernels bench-peers bench-speculation bench-drafters draft heads image image-test clean
@@ -46,8 +47,8 @@ node-clients: # whose tests are skipped where this cannot install: not everybody
 docs-api: setup ## docs/api.md from the OpenAPI document
 	$(BIN)/python -m tests.server.test_api_page
 
-fuzz: setup ## 20,000 hostile requests while four streams run
-	$(BIN)/python -m pytest -m slow tests/e2e/test_fuzz.py tests/e2e/test_contract.py --timeout 3000
+fuzz: setup ## 20,000 hostile requests (FUZZ=N: so many) while four streams run, then schemathesis at length
+	$(BIN)/python -m pytest -s -m slow tests/e2e/test_fuzz.py tests/e2e/test_contract.py --hostile $(FUZZ)
 
 test-aarch64: ## the kernels of ARM, cross-compiled and emulated
 	$(MAKE) -C kernels/cpu check-aarch64

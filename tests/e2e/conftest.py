@@ -13,6 +13,10 @@ ENDLESS = 2_000_000
 """positions: minutes of text, even for a worker that computes nothing"""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--hostile", type=int, default=20_000, metavar="N", help="requests of the long fuzz (make fuzz)")
+
+
 @pytest.fixture(scope="session")
 def echo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return echo_folder(tmp_path_factory.mktemp("echo"))
