@@ -122,11 +122,11 @@ class OpenAI:
         head = self._head(http, "chatcmpl", body.model, len(ids))
 
         def whole(made: list[Collector]) -> shape.ChatCompletion:
-            choices = [chat_choice(index, one, prompt.reader(), vocabulary, wanted.logprobs) for index, one in enumerate(made)]
+            choices = [chat_choice(index, one, prompt.reader(), vocabulary, wanted) for index, one in enumerate(made)]
             return shape.ChatCompletion(**head.fields(), choices=choices, usage=head.usage([one.transcript for one in made]))
 
         def voice(job: _Job) -> Voice:
-            return ChatVoice(head, job.index, prompt.reader(), vocabulary, wanted.logprobs, body.origins, wanted.counting)
+            return ChatVoice(head, job.index, prompt.reader(), vocabulary, wanted)
 
         ending = Ending(head, wanted.usage, chat=True)
         return _Plan(wanted, self._jobs(request, wanted, 0), prompt.marks, len(prompt.text), ending, whole, voice)
@@ -159,12 +159,11 @@ class OpenAI:
         vocabulary = self._desk.tokenizer()
 
         def whole(made: list[Collector]) -> shape.Completion:
-            choices = [text_choice(job.index, one, vocabulary, wanted.logprobs, job.echo) for job, one in zip(jobs, made)]
+            choices = [text_choice(job.index, one, vocabulary, wanted, job.echo) for job, one in zip(jobs, made)]
             return shape.Completion(**head.fields(), choices=choices, usage=head.usage([one.transcript for one in made]))
 
         def voice(job: _Job) -> Voice:
-            prompt_tokens = None if wanted.usage else len(job.request.tokens)
-            return TextVoice(head, job.index, vocabulary, wanted.logprobs, job.echo, prompt_tokens, wanted.counting)
+            return TextVoice(head, job.index, vocabulary, wanted, job.echo, len(job.request.tokens))
 
         characters = sum(len(prompt) for prompt in prompts)
         return _Plan(wanted, jobs, NO_MARKS, characters, Ending(head, wanted.usage, chat=False), whole, voice)
@@ -209,8 +208,9 @@ class OpenAI:
 
     async def _whole(self, plan: _Plan, transcripts: list[Transcript]) -> web.Response:
         jobs, wanted = plan.jobs, plan.wanted
+        keep = wanted.logprobs or wanted.origins
         collectors = [
-            Collector(transcript, self._desk.pace(job.request), job.params, keep=wanted.logprobs)
+            Collector(transcript, self._desk.pace(job.request), job.params, keep, wanted.origins)
             for job, transcript in zip(jobs, transcripts)
         ]
         with self._desk.submitted((job.request, one, job.params) for job, one in zip(jobs, collectors)) as running:

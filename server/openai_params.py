@@ -38,6 +38,7 @@ class Asked:
     usage: bool
     counting: bool
     """every chunk of a stream has the usage so far"""
+    origins: bool
 
     def complete(self, params: SamplingParams) -> SamplingParams:
         return msgspec.structs.replace(
@@ -93,6 +94,7 @@ def asked(
         logit_bias=_biases(body.logit_bias, vocab),
         usage=bool(options and options.include_usage),
         counting=bool(options and options.include_usage and options.continuous_usage_stats),
+        origins=body.origins,
     )
 
 

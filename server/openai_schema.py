@@ -120,6 +120,7 @@ class _Sampling(Struct):
     speculate: Annotated[U32 | None, Meta(description="Most guessed tokens a step for this request; 0 switches speculation off")] = None
     priority: I32 | None = None
     deadline_ms: U32 | None = None
+    origins: Annotated[bool, Meta(description="Say of each token in which step it came, and whether it had been guessed")] = False
     response_format: ResponseFormat | None = None
     guided_json: Annotated[Any, Meta(description="vLLM's: a JSON schema that the text follows")] = None
     guided_regex: str | None = None
@@ -148,7 +149,6 @@ class ChatRequest(_Sampling, kw_only=True):
     continue_final_message: Annotated[
         bool | None, Meta(description="Go on with the last message; null: when the assistant said it, as in TGI")
     ] = None
-    origins: Annotated[bool, Meta(description="Say of each streamed token in which step it came, and whether it had been guessed")] = False
     truncate: Annotated[
         Literal["refuse", "oldest", "middle"] | None, Meta(description="Which messages may be left out when the prompt is too long")
     ] = None
@@ -234,6 +234,7 @@ class Choice(Struct):
     message: Answer
     logprobs: Logprobs | None
     finish_reason: ChatFinish
+    origins: Annotated[list[Origin] | UnsetType, Meta(description="Of each token, when asked for")] = UNSET
 
 
 class ChatCompletion(Struct, tag_field="object", tag="chat.completion"):
@@ -283,6 +284,10 @@ class TextChoice(Struct):
     text: str
     logprobs: TextLogprobs | None = None
     finish_reason: ChatFinish | None = None
+    origin: Annotated[Origin | UnsetType, Meta(description="In a stream: of the token that brought this, when `origins` are asked for")] = (
+        UNSET
+    )
+    origins: Annotated[list[Origin] | UnsetType, Meta(description="In a whole answer: of each token, when asked for")] = UNSET
 
 
 class Completion(Struct, tag_field="object", tag="text_completion"):

@@ -17,6 +17,7 @@ from forerun.router.request import Run
 from forerun.server import openai_schema as shape
 from forerun.server.answer import Collector
 from forerun.server.errors import ApiError
+from forerun.server.openai_params import Asked
 from forerun.server.openai_schema import ChatFinish, Delta, DeltaCall, MadeCall, MadeFunction, Usage
 from forerun.server.reading import Reader
 from forerun.server.schema import FinishReason, Origin, Token
@@ -61,19 +62,14 @@ class Echo:
 
 
 class ChatVoice:
-    """One answer of a chat stream. A chunk a token; what may become a call or the end of a thought waits until it is clear. `counting`:
-    every chunk has the usage so far."""
+    """One answer of a chat stream. A chunk a token; what may become a call or the end of a thought waits until it is clear."""
 
-    def __init__(
-        self, head: Head, index: int, reader: Reader, vocabulary: Vocabulary, logprobs: bool, origins: bool, counting: bool = False
-    ) -> None:
-        self._origins = origins
-        self._counting = counting
+    def __init__(self, head: Head, index: int, reader: Reader, vocabulary: Vocabulary, wanted: Asked) -> None:
         self._head = head
         self._index = index
         self._reader = reader
         self._vocabulary = vocabulary
-        self._logprobs = logprobs
+        self._wanted = wanted
         self._calls = 0
 
     def say(self, said: list[Token], run: Run, transcript: Transcript) -> list[bytes]:
@@ -82,15 +78,15 @@ class ChatVoice:
             last = transcript.finish if token is said[-1] else None
             deltas = self._deltas(token.text, bool(last))
             likely = None
-            if self._logprobs:
+            if self._wanted.logprobs:
                 others = transcript.alternatives(run.top[i]) if run.top else []
                 likely = shape.Logprobs([logprob_of(self._vocabulary, token, others)])
             if not deltas and (likely or last):
                 deltas = [Delta("assistant", "")]
             for place, delta in enumerate(deltas):
                 finish = self._finish(last) if last and place == len(deltas) - 1 else None
-                origin = transcript.origin(i, run) if self._origins else UNSET
-                usage = self._head.count(transcript.generated - len(said) + i + 1) if self._counting else None
+                origin = transcript.origin(i, run) if self._wanted.origins else UNSET
+                usage = self._head.count(transcript.generated - len(said) + i + 1) if self._wanted.counting else None
                 events.append(self._chunk(delta, likely if place == 0 else None, finish, origin, usage))
         return events
 
@@ -122,33 +118,31 @@ class ChatVoice:
 
 
 class TextVoice:
-    """One answer of a completion stream. `prompt_tokens`: for the usage that TGI puts into the last chunk of each prompt; None where
-    one more chunk tells that of all of them. `counting`: every chunk has the usage so far."""
+    """One answer of a completion stream. `prompt_tokens`: of its prompt, for the usage that TGI puts into the last chunk of each."""
 
-    def __init__(
-        self, head: Head, index: int, vocabulary: Vocabulary, logprobs: bool, echo: Echo, prompt_tokens: int | None, counting: bool = False
-    ) -> None:
+    def __init__(self, head: Head, index: int, vocabulary: Vocabulary, wanted: Asked, echo: Echo, prompt_tokens: int) -> None:
         self._head = head
         self._index = index
         self._vocabulary = vocabulary
-        self._logprobs = logprobs
+        self._wanted = wanted
         self._echo = echo
         self._before: str | None = echo.text
         self._offset = 0
         self._prompt_tokens = prompt_tokens
-        self._counting = counting
 
     def say(self, said: list[Token], run: Run, transcript: Transcript) -> list[bytes]:
         events: list[bytes] = []
         for i, token in enumerate(said):
             last = transcript.finish if token is said[-1] else None
-            if not (token.text or last or self._logprobs):
+            if not (token.text or last or self._wanted.logprobs or self._wanted.origins):
                 continue
             others = [transcript.alternatives(run.top[i])] if run.top else []
             before, self._before = self._before or "", ""
             tokens = [] if self._echo.alone else [token]
-            likely = self._likely(transcript, before, tokens, others) if self._logprobs else None
-            choice = shape.TextChoice(self._index, before + "".join(one.text for one in tokens), likely, _REASONS[last] if last else None)
+            likely = self._likely(transcript, before, tokens, others) if self._wanted.logprobs else None
+            origin = transcript.origin(i, run) if self._wanted.origins and tokens else UNSET
+            text = before + "".join(one.text for one in tokens)
+            choice = shape.TextChoice(self._index, text, likely, _REASONS[last] if last else None, origin)
             head = self._head
             usage = self._usage(transcript.generated - len(said) + i + 1, bool(last))
             events.append(_encode(shape.Completion(head.id, head.created, head.model, head.fingerprint, [choice], usage)))
@@ -161,12 +155,12 @@ class TextVoice:
         return likely
 
     def _usage(self, generated: int, last: bool) -> Usage | UnsetType:
-        if self._counting:
+        """Where one more chunk tells that of all prompts, none here."""
+        if self._wanted.counting:
             return self._head.count(generated)
-        prompt = self._prompt_tokens
-        if prompt is None or not last:
+        if self._wanted.usage or not last:
             return UNSET
-        return dataclasses.replace(self._head, prompt_tokens=prompt).count(generated)
+        return dataclasses.replace(self._head, prompt_tokens=self._prompt_tokens).count(generated)
 
 
 class Ending:
@@ -189,7 +183,7 @@ class Ending:
         return [_encode(kind(head.id, head.created, head.model, head.fingerprint, [], usage)), DONE]
 
 
-def chat_choice(index: int, collector: Collector, reader: Reader, vocabulary: Vocabulary, logprobs: bool) -> shape.Choice:
+def chat_choice(index: int, collector: Collector, reader: Reader, vocabulary: Vocabulary, wanted: Asked) -> shape.Choice:
     """A whole answer."""
     pieces = [*reader.push(collector.transcript.text()), *reader.finish()]
     text = "".join(piece.text for piece in pieces if piece.kind == "text")
@@ -202,21 +196,22 @@ def chat_choice(index: int, collector: Collector, reader: Reader, vocabulary: Vo
             calls[-1].function.arguments += piece.text
     message = shape.Answer("assistant", text if text or not calls else None, thought or UNSET, calls or UNSET)
     likely = None
-    if logprobs:
+    if wanted.logprobs:
         others = collector.top or [[] for _ in collector.listed]
         likely = shape.Logprobs([logprob_of(vocabulary, token, top) for token, top in zip(collector.listed, others)])
     finish = "tool_calls" if calls and collector.finish != "length" else _REASONS[collector.finish]
-    return shape.Choice(index, message, likely, finish)
+    return shape.Choice(index, message, likely, finish, collector.origins if wanted.origins else UNSET)
 
 
-def text_choice(index: int, collector: Collector, vocabulary: Vocabulary, logprobs: bool, echo: Echo) -> shape.TextChoice:
+def text_choice(index: int, collector: Collector, vocabulary: Vocabulary, wanted: Asked, echo: Echo) -> shape.TextChoice:
     """A whole answer."""
     likely, transcript = None, collector.transcript
     tokens, top = ([], []) if echo.alone else (collector.listed, collector.top)
-    if logprobs:
+    if wanted.logprobs:
         likely = text_logprobs(vocabulary, echo.tokens, transcript, tokens, top, len(echo.text))
     text = echo.text if echo.alone else echo.text + transcript.text()
-    return shape.TextChoice(index, text, likely, _REASONS[collector.finish])
+    origins = collector.origins if wanted.origins and not echo.alone else UNSET
+    return shape.TextChoice(index, text, likely, _REASONS[collector.finish], UNSET, origins)
 
 
 def logprob_of(vocabulary: Vocabulary, token: Token, others: list[Token]) -> shape.Logprob:

@@ -479,13 +479,17 @@ async def test_the_list_of_models() -> None:
         assert (await front.get("/v1/embeddings"))[0].status == 404
 
 
-async def test_a_chat_stream_tells_where_tokens_come_from_if_asked() -> None:
+@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", ASK), ("/v1/completions", {"prompt": "hello"})])
+async def test_where_tokens_come_from_is_told_if_asked(path: str, body: dict[str, Any]) -> None:
     async with serve(script=runs(ids("a"), ids("bcd"))) as front:
         has(front)
-        asked = {**ASK, "max_tokens": 4}
-        told = [event["choices"][0]["origin"] for event in await chunks(front, "/v1/chat/completions", {**asked, "origins": True})]
+        asked = {**body, "max_tokens": 4}
+        told = [event["choices"][0]["origin"] for event in await chunks(front, path, {**asked, "origins": True})]
         assert [(one["step"], one["guessed"]) for one in told] == [(1, False), (2, True), (2, True), (2, False)]
-        assert not any("origin" in event["choices"][0] for event in await chunks(front, "/v1/chat/completions", asked))
+        assert not any("origin" in event["choices"][0] for event in await chunks(front, path, asked))
+        whole = (await front.post(path, {**asked, "origins": True}))[1]["choices"][0]
+        assert whole["origins"] == told and whole["logprobs"] is None
+        assert "origins" not in (await front.post(path, asked))[1]["choices"][0]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
