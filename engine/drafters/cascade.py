@@ -25,12 +25,13 @@ from forerun.backends.base import Pool, PoolSpec
 from forerun.engine.batch import Batch, Stem, grow
 from forerun.engine.drafters.branches import ROOT, Branches, Tree
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Place, Terms
+from forerun.engine.drafters.ear import Ear
 from forerun.engine.drafters.lattice import Levels
 from forerun.engine.drafters.recursive import CATCH_UP, COPIES, QUIET
 from forerun.engine.drafters.recursive_load import Embed
 from forerun.engine.drafters.recursive_net import Net, Stage, Stepped
 from forerun.engine.drafters.registry import Host
-from forerun.engine.drafters.taps import LOOSE, STORED, Traced, Trail
+from forerun.engine.drafters.taps import STORAGE, Traced, Trail
 
 LAG = 16
 """true rows that may wait in front of a module behind the first, of each sequence"""
@@ -82,27 +83,33 @@ class Cascade:
         self._most, self._deepest = most, len(stages.nets)
         self._progress: dict[int, _Progress] = {}
         self._quiet = 0
+        self._ear = Ear(self._learn)
         rows, net = host.start.max_rows, stages.nets[0]
         self._room = CATCH_UP + rows * (most + 2 + LAG + self._deepest)
         work = self._room * (COPIES * self._deepest * max(each.width for each in stages.nets) + stages.width + 3 * net.carried)
-        work += 2 * rows * net.vocab * self._deepest + rows * self._deepest * 2 * LAG * net.carried + LOOSE * STORED * host.model.hidden
+        work += 2 * rows * net.vocab * self._deepest + rows * self._deepest * 2 * LAG * net.carried + STORAGE * host.model.hidden
         taps = (stages.tap,)
         self.needs = Needs(taps, (stages.pool,), most, lazy=False, weight_bytes=stages.bytes, work_bytes=4 * work, attach=self._attach)
 
     @property
     def late(self) -> int:
         """Positions of the target that this drafter never saw, so far."""
+        self._ear.heed()
         return self._trail.late
 
     def absorb(self, commit: Commit) -> None:
-        self._trail.learn(commit, self._levels.calibration)
         self._quiet += 1
+        self._ear.hear(commit)
+
+    def _learn(self, commit: Commit) -> None:
+        self._trail.learn(commit, self._levels.calibration)
         if self._trail.excess and self._quiet <= QUIET:
             self._enter_behind(self._trail.excess)
         self._trail.shed()
 
     def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
         self._quiet = 0
+        self._ear.heed()
         began = time.perf_counter()
         growing, heard, entered = self._enter(rows, budget, terms)
         self._levels.pace.observe(entered, time.perf_counter() - began)
@@ -119,6 +126,7 @@ class Cascade:
         return [self._branches.finish(growing[number].tree if number in growing else None) for number in rows]
 
     def forget(self, rows: list[int]) -> None:
+        self._ear.heed()
         for number in rows:
             self._levels.calibration.forget(number)
             self._progress.pop(number, None)

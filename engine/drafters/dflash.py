@@ -22,10 +22,11 @@ from forerun.engine.drafters.dflash_load import BlockPlan, merged, read_net, rea
 from forerun.engine.drafters.dflash_net import BlockNet, Spot
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Place, Terms
 from forerun.engine.drafters.dspark import has_heads, read_spark
+from forerun.engine.drafters.ear import Ear
 from forerun.engine.drafters.heads import Heads, parse_value
 from forerun.engine.drafters.lattice import Lattice, Levels
 from forerun.engine.drafters.registry import Host, Setting
-from forerun.engine.drafters.taps import LOOSE, STORED, Traced, Trail
+from forerun.engine.drafters.taps import STORAGE, Traced, Trail
 from forerun.engine.drafters.voice import ROWS, Marginals, Voice, speak
 
 log = logging.getLogger(__name__)
@@ -93,31 +94,38 @@ class Blocks:
         self._ops, self._device = host.backend.ops, host.backend.device
         self._table_of_tokens = host.model.shared().table
         self._quiet = 0
+        self._ear = Ear(self._learn)
         rows, hidden = host.start.max_rows, host.model.hidden
         work = (rows * plan.size + CATCH_UP) * net.width + net.gathered(plan.size)
-        work += (LOOSE * STORED + CATCH_UP) * len(plan.taps) * hidden + 2 * max(rows, ROWS) * vocab
+        work += (STORAGE + CATCH_UP) * len(plan.taps) * hidden + 2 * max(rows, ROWS) * vocab
         self.needs = Needs(plan.taps, (pool,), most, lazy=False, weight_bytes=weight_bytes, work_bytes=4 * work, attach=self._attach)
 
     @property
     def late(self) -> int:
         """Positions of the target that this drafter never saw, so far."""
+        self._ear.heed()
         return self._trail.late
 
     def absorb(self, commit: Commit) -> None:
-        self._trail.learn(commit, self.levels.calibration)
         self._quiet += 1
+        self._ear.hear(commit)
+
+    def _learn(self, commit: Commit) -> None:
+        self._trail.learn(commit, self.levels.calibration)
         if self._trail.excess and self._quiet <= QUIET:
             self._enter_behind(self._trail.excess)
         self._trail.shed()
 
     def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
         self._quiet = 0
+        self._ear.heed()
         lattices = {traced.row.number: (traced, Lattice(traced.row, most, depth)) for traced, most, depth in self._able(rows, budget)}
         if lattices:
             self._speak(list(lattices.values()), terms)
         return [self.levels.finish(lattices[number][1] if number in lattices else None) for number in rows]
 
     def forget(self, rows: list[int]) -> None:
+        self._ear.heed()
         for number in rows:
             self.levels.calibration.forget(number)
         self._trail.forget(rows)

@@ -22,10 +22,11 @@ from forerun.backends.base import Ops, PoolSpec
 from forerun.engine.batch import Batch, Stem, grow
 from forerun.engine.drafters.branches import ROOT, Branches, Tree
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Place, Terms
+from forerun.engine.drafters.ear import Ear
 from forerun.engine.drafters.lattice import Levels
 from forerun.engine.drafters.recursive_net import Net, Stage, Stepped
 from forerun.engine.drafters.registry import Host
-from forerun.engine.drafters.taps import LOOSE, STORED, Traced, Trail
+from forerun.engine.drafters.taps import STORAGE, Traced, Trail
 
 CATCH_UP = 512
 """entries that are made up for in one call, beside those behind each root"""
@@ -69,27 +70,33 @@ class Recursive:
         self._branches = Branches(levels, beams)
         self._most, self._beams = most, beams
         self._quiet = 0
+        self._ear = Ear(self._learn)
         rows = host.start.max_rows
         self._room = CATCH_UP + rows * (most + 2)
         staged = made.width + made.net.carried
         work = self._room * (made.net.width * COPIES + staged) + 2 * rows * beams * made.net.vocab
-        work += (LOOSE * STORED + 2 * self._room) * len(made.taps) * host.model.hidden  # what waits; what is entered, joined and fused
+        work += (STORAGE + 2 * self._room) * len(made.taps) * host.model.hidden  # what waits; what is entered, joined and fused
         self.needs = Needs(made.taps, (made.pool,), most, lazy=False, weight_bytes=made.bytes, work_bytes=4 * work, attach=self._attach)
 
     @property
     def late(self) -> int:
         """Positions of the target that this drafter never saw, so far."""
+        self._ear.heed()
         return self._trail.late
 
     def absorb(self, commit: Commit) -> None:
-        self._trail.learn(commit, self._levels.calibration)
         self._quiet += 1
+        self._ear.hear(commit)
+
+    def _learn(self, commit: Commit) -> None:
+        self._trail.learn(commit, self._levels.calibration)
         if self._trail.excess and self._quiet <= QUIET:
             self._enter_behind(self._trail.excess)
         self._trail.shed()
 
     def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
         self._quiet = 0
+        self._ear.heed()
         began = time.perf_counter()
         growing, entered = self._enter(rows, budget, terms)
         self._levels.pace.observe(entered, time.perf_counter() - began)
@@ -106,6 +113,7 @@ class Recursive:
         return [self._branches.finish(growing[number].tree if number in growing else None) for number in rows]
 
     def forget(self, rows: list[int]) -> None:
+        self._ear.heed()
         for number in rows:
             self._levels.calibration.forget(number)
         self._trail.forget(rows)

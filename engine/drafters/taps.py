@@ -28,6 +28,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from forerun.engine.drafters import ear
 from forerun.engine.drafters.calibration import Calibration
 from forerun.engine.drafters.draft import Commit
 from forerun.engine.drafters.held import Held
@@ -42,6 +43,8 @@ STORED = 4096
 """feature rows that may wait, of all rows together"""
 SPARSE, LOOSE = 8, 2
 """A view of storage so many times its size is copied: at once, and when it waits longer than a step."""
+STORAGE = LOOSE * STORED + ear.ROWS
+"""feature rows for which there is memory"""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
