@@ -14,7 +14,7 @@ import asyncio
 import dataclasses
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
@@ -28,7 +28,7 @@ from forerun.engine.drafters.draft import Drafter, Place
 from forerun.engine.drafters.model import MOST, Companion
 from forerun.engine.drafters.registry import Host, Setting, open_drafter
 from forerun.engine.drafters.vocabulary import match, texts
-from forerun.engine.draftservice import DraftService, Refused, Written
+from forerun.engine.draftservice import IDLE_SECONDS, DraftService, Refused, Written
 from forerun.engine.errors import StartError
 from forerun.engine.kv import Table
 from forerun.engine.models.load import find, load_model
@@ -51,6 +51,7 @@ class Server:
         self._hellos = msgspec.msgpack.Decoder(Hello)
         self._asks = msgspec.msgpack.Decoder(Ask)
         self.app = web.Application(client_max_size=MOST_BYTES)
+        self.app.cleanup_ctx.append(self._housekeeping)
         self.app.add_routes([web.post(HELLO, self._hello), web.post(ASK, self._ask), web.get("/health", self._health)])
 
     async def _hello(self, request: web.Request) -> web.Response:
@@ -70,6 +71,18 @@ class Server:
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response(self._service.facts)
+
+    async def _housekeeping(self, app: web.Application) -> AsyncIterator[None]:
+        """What nobody asks about any more is forgotten, also when nobody asks at all."""
+
+        async def expire() -> None:
+            while True:
+                await asyncio.sleep(IDLE_SECONDS / 4)
+                await asyncio.get_running_loop().run_in_executor(self._drafting, self._service.expire)
+
+        task = asyncio.get_running_loop().create_task(expire())
+        yield
+        task.cancel()
 
     async def _answer(self, work: Callable[[], Welcome | Answer]) -> web.Response:
         self._waiting += 1
@@ -102,7 +115,8 @@ def serve(
     """Serve an application's own drafts until interrupted. `guess(text, most)`: up to `most` token ids that may follow the ids in `text`.
     `tokenizer`: a folder with the tokenizer.json that both have."""
     known = texts(Path(tokenizer))
-    service = DraftService(Written(guess, most), getattr(guess, "__name__", "a function"), len(known), fingerprint(known), 256, 1 << 20)
+    name = getattr(guess, "__name__", "a function")
+    service = DraftService(Written(guess, most), name, len(known), fingerprint(known), rows=64, longest=1 << 17)
     web.run_app(Server(service).app, host=host, port=port, print=None)
 
 
@@ -161,5 +175,9 @@ def main(argv: Sequence[str]) -> int:
         print(f"forerun draft-server: {wrong}", file=sys.stderr)
         return 1
     print(f"drafting with {asked.model_id} ({asked.speculator}) on http://{asked.hostname}:{asked.port}", file=sys.stderr, flush=True)
-    web.run_app(Server(service).app, host=asked.hostname, port=asked.port, print=None)
+    try:
+        web.run_app(Server(service).app, host=asked.hostname, port=asked.port, print=None)
+    except OSError as wrong:
+        print(f"forerun draft-server: {wrong}; choose another --hostname or --port", file=sys.stderr)
+        return 1
     return 0

@@ -2,7 +2,8 @@
 
 Owns which sequence has which row of the drafter, and what was told of it. A sequence that is over leaves its row with all that the drafter
 has computed for it; the next one takes the row whose text begins most like its own, so that prefixes are computed once. When rows run out,
-the sequence that was heard of longest ago gives way; its worker is told that it is lost and says everything again.
+the sequence that was heard of longest ago gives way; its worker is told that it is lost and says everything again. So is a worker that
+asks again after a long time: what nobody asks about is forgotten (`expire`), since nobody says that a worker is dead.
 
     Ask ─▶ absorb ─▶ drafted ahead already?  ─ yes ─▶ Answer, at once    ─▶ ahead: draft once more, as far as the drafter reaches,
                                              └ no ──▶ propose ─▶ Answer  ─┘  while nobody asks: it holds if all of the answer does
@@ -13,6 +14,7 @@ Knows nothing of HTTP, and of drafters only the three verbs.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 
 from forerun.drafting import VERSION, Answer, Ask, Guess, Heard, Hello, Refusal, Welcome
@@ -22,6 +24,10 @@ from forerun.messages import SamplingParams
 
 MOST_WORKERS = 256
 """workers that are remembered; one that was not heard of for longest has to say hello again"""
+IDLE_SECONDS = 120.0
+"""texts of sequences that were not heard of for so long are forgotten, and so are those that free rows had last"""
+MOST_LONG = 1024
+"""sequences without a row that are remembered"""
 WORTH = Terms(price=0.05)
 """a guess less likely than this is not worth the time of the others"""
 NOWHERE = -1
@@ -37,12 +43,15 @@ class Refused(Exception):
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Sequence:
-    """`tokens`: all that was told. `ahead`: guesses that are at hand, built on `base` of them."""
+    """`tokens`: all that was told, `count` of them; of a sequence without a row only the count is kept. `ahead`: guesses that are at hand,
+    built on `base` of them. `heard`: when it was told of last."""
 
     row: int
     tokens: list[int]
     params: SamplingParams
     scope: str
+    count: int = 0
+    heard: float = 0.0
     most: int = 0
     ahead: Draft = dataclasses.field(default_factory=Draft.none)
     base: int = -1
@@ -51,15 +60,25 @@ class _Sequence:
 class DraftService:
     """`tokens`: fingerprint of the drafter's tokenizer; `vocab`: its ids are below it; `rows`, `longest`: sequences and their tokens."""
 
-    def __init__(self, drafter: Drafter, name: str, vocab: int, tokens: str, rows: int, longest: int) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        name: str,
+        vocab: int,
+        tokens: str,
+        rows: int,
+        longest: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._drafter = drafter
+        self._clock = clock
         self._name, self._vocab, self._tokens = name, vocab, tokens
-        self._longest = longest
+        self._rows, self._longest = rows, longest
         self._epochs: dict[str, int] = {}
         self._sequences: dict[Key, _Sequence] = {}
         """those heard of longest ago first"""
-        self._free: dict[int, list[int]] = {row: [] for row in range(rows)}
-        """free rows, with the text that each had last"""
+        self._free: dict[int, tuple[list[int], float]] = {row: ([], 0.0) for row in range(rows)}
+        """free rows, with the text that each had last, and since when"""
         self.asked = self.at_once = 0
         """sequences that guesses were wanted for, and those of them that needed no forward"""
 
@@ -81,6 +100,14 @@ class DraftService:
             del self._epochs[oldest]
             self._leave([key for key in self._sequences if key[0] == oldest])
         return Welcome(hello.epoch, self._drafter.needs.most, self._name)
+
+    def expire(self) -> None:
+        """Forget what was not heard of for long. To be called now and then."""
+        until = self._clock() - IDLE_SECONDS
+        self._leave([key for key, one in self._sequences.items() if one.heard <= until])
+        for row, (text, since) in self._free.items():
+            if text and since <= until:
+                self._free[row] = [], since
 
     def ask(self, ask: Ask) -> Answer:
         """Raises Refused for a worker that did not say hello, or has said it again since."""
@@ -105,8 +132,15 @@ class DraftService:
 
     @property
     def facts(self) -> dict[str, int | str]:
-        running = len(self._sequences)
-        return {"drafter": self._name, "workers": len(self._epochs), "sequences": running, "asked": self.asked, "at_once": self.at_once}
+        sequences, remembered = len(self._sequences), sum(len(one.tokens) for one in self._sequences.values())
+        remembered += sum(len(text) for text, _ in self._free.values())
+        counts = {"workers": len(self._epochs), "sequences": sequences, "tokens": remembered, "asked": self.asked, "at_once": self.at_once}
+        return {"drafter": self._name} | counts
+
+    @property
+    def _running(self) -> int:
+        """Sequences with a row."""
+        return self._rows - len(self._free)
 
     def _hear(self, session: str, heard: Heard) -> bool:
         """False where the sequence is not known as far as the worker believes. Refused for what is no sequence of ours."""
@@ -120,20 +154,23 @@ class DraftService:
             one = self._open(session, heard)
         elif one is None:
             return False
-        elif len(one.tokens) != heard.base:
+        elif one.count != heard.base:
             self._release(one)
             return False
         self._sequences[key] = one
-        if len(one.tokens) + len(heard.tokens) > self._longest:
+        if one.count + len(heard.tokens) > self._longest:
             self._release(one)
-        one.most = heard.most
+            if len(self._sequences) - self._running > MOST_LONG:
+                del self._sequences[next(key for key, other in self._sequences.items() if other.row == NOWHERE)]
+        one.most, one.heard = heard.most, self._clock()
         self._tell(one, heard.tokens)
         return True
 
     def _open(self, session: str, heard: Heard) -> _Sequence:
-        while not self._free:
-            self._release(self._sequences.pop(next(iter(self._sequences))))
-        row = max(self._free, key=lambda row: _common(self._free[row], heard.tokens))
+        if not self._free:
+            oldest = next(key for key, other in self._sequences.items() if other.row != NOWHERE)
+            self._release(self._sequences.pop(oldest))
+        row = max(self._free, key=lambda row: _common(self._free[row][0], heard.tokens))
         del self._free[row]
         params = heard.params or SamplingParams(seed=0, prompt_tokens=len(heard.tokens), max_new_tokens=1 << 30)
         return _Sequence(row, [], params, f"{session}/{heard.scope}")
@@ -141,10 +178,11 @@ class DraftService:
     def _tell(self, one: _Sequence, new: list[int]) -> None:
         if not new:
             return
-        known = len(one.tokens)
-        one.tokens += new
+        known = one.count
+        one.count += len(new)
         if one.row == NOWHERE:
             return
+        one.tokens += new
         start = max(0, known - 1)
         told = Commit([one.row], [start], [one.tokens[start:-1]], [new[-1]], None, [one.params.prompt_tokens], [one.scope], [one.params])
         self._drafter.absorb(told)
@@ -158,7 +196,7 @@ class DraftService:
         return 2 * self._reach(one) >= max(2, min(one.most, self._drafter.needs.most))
 
     def _reach(self, one: _Sequence) -> int:
-        return max(one.ahead.depths(), default=0) if one.base == len(one.tokens) else 0
+        return max(one.ahead.depths(), default=0) if one.base == one.count else 0
 
     def _propose(self, sequences: Sequence[_Sequence], most: Sequence[int]) -> None:
         able = [(one, count) for one, count in zip(sequences, most) if count > 0 and one.tokens and one.row != NOWHERE]
@@ -175,8 +213,8 @@ class DraftService:
     def _release(self, one: _Sequence) -> None:
         if one.row != NOWHERE:
             self._drafter.forget([one.row])
-            self._free[one.row] = list(one.tokens)
-            one.row, one.ahead = NOWHERE, Draft.none()
+            self._free[one.row] = one.tokens, self._clock()
+            one.row, one.tokens, one.ahead = NOWHERE, [], Draft.none()
 
 
 class Written:
@@ -203,8 +241,8 @@ class Written:
 
 
 def _guess(key: int, one: _Sequence) -> Guess:
-    draft = one.ahead if one.base == len(one.tokens) else Draft.none()
-    return Guess(key, len(one.tokens), draft.token, draft.parent, draft.confidence)
+    draft = one.ahead if one.base == one.count else Draft.none()
+    return Guess(key, one.count, draft.token, draft.parent, draft.confidence)
 
 
 def _common(known: Sequence[int], tokens: Sequence[int]) -> int:

@@ -13,9 +13,13 @@ nothing else: its confidences are measured before they are believed.
 
 from __future__ import annotations
 
+import logging
+import re
+import socket
 import uuid
 import weakref
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from forerun.drafting import Guess, Hello, fingerprint
 from forerun.engine.drafters.calibration import Calibration
@@ -28,6 +32,8 @@ from forerun.engine.errors import StartError
 from forerun.engine.models.load import find
 from forerun.messages import SamplingParams
 
+log = logging.getLogger(__name__)
+
 MOST = 8
 """guesses for a row, unless told otherwise"""
 MOST_WAIT_MS = 20.0
@@ -38,6 +44,7 @@ AHEAD = 2
 """so many times as many guesses are asked for: those of an answer that comes a step late still reach beyond it"""
 IDLE_STEPS = 4
 """A row that was not asked about for so many commits is no longer told of."""
+ADDRESS_CURE = "use remote=http://HOST:PORT, as `forerun draft-server` prints it"
 _BINS = 10
 _STEP = 0.05
 
@@ -73,8 +80,7 @@ class Remote:
                     f"speculator remote does not know {option!r}", "use remote=http://HOST:PORT or remote=http://HOST:PORT,wait=20"
                 )
             wait = float(number)
-        if not url.startswith(("http://", "https://")):
-            raise StartError(f"speculator remote needs the address of a draft service, {url!r} was given", "use remote=http://HOST:PORT")
+        check(url)
         host = setting.worker
         hello = Hello(uuid.uuid4().hex, 0, host.model.vocab, fingerprint(texts(find(host.start))))
         wire = Wire(url, hello)
@@ -82,6 +88,8 @@ class Remote:
             wire.greet()
         except Refused as refused:
             raise StartError(f"the draft service at {url} refused: {refused}", refused.refusal.cure) from refused
+        except socket.gaierror as unknown:
+            log.warning("%s is not known here (%s): guesses begin when it is; if it is a slip, correct remote=%s", url, unknown, url)
         except BROKEN:
             pass  # the line's thread says so, and goes on trying
         wire.start()
@@ -145,6 +153,25 @@ class Remote:
             survival.append(rate[kind] * (survival[above] if above >= 0 else 1.0))
         self._gain += _STEP * (sum(survival) - self._gain)
         return Draft(token, parent, [rate[kind] for kind in cell], [False] * len(token))
+
+
+def check(url: str) -> None:
+    """StartError (with its cure) for what is no address: nobody would ever answer there, and only the log would say so."""
+    if not url.isprintable():
+        raise StartError(f"{url!r} is no address of a draft service", ADDRESS_CURE)
+    try:
+        place = urlsplit(url)
+        port, host = place.port, place.hostname or ""
+    except ValueError as wrong:
+        raise StartError(f"{url!r} is no address of a draft service: {wrong}", ADDRESS_CURE) from wrong
+    if place.scheme not in ("http", "https"):
+        raise StartError(f"speculator remote needs the address of a draft service, {url!r} was given", ADDRESS_CURE)
+    if not re.fullmatch(r"[\w.-]+|[0-9a-f:.]+(%\w+)?", host, re.ASCII | re.IGNORECASE):
+        raise StartError(f"{url!r} names no host" if not host else f"{host!r} in {url!r} is no name of a host", ADDRESS_CURE)
+    if port == 0 or place.netloc.endswith(":"):
+        raise StartError(f"{url!r} names no port that a service can have", ADDRESS_CURE)
+    if place.username is not None or place.query or place.fragment:
+        raise StartError(f"{url!r} is more than an address: no user, query or fragment is sent", ADDRESS_CURE)
 
 
 def rerooted(guess: Guess, since: Sequence[int], most: int) -> tuple[list[int], list[int], list[float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import sys
 import types
 import urllib.request
@@ -12,11 +13,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from forerun.cli import main
 from forerun.drafting import ASK, HELLO, Answer, Ask, Heard, Hello, Refusal
 from forerun.engine.draftserver import open_service
-from forerun.engine.draftservice import DraftService, Refused, Written
+from forerun.engine.draftservice import IDLE_SECONDS, DraftService, Refused, Written
 from forerun.engine.testmodel import write_model
 from forerun.messages import SamplingParams
 from tests.engine.drafters.companions import word, write_draft, write_target
@@ -117,6 +120,63 @@ class TestSessions:
         ask(of, Heard(4, 0, [1, 2, 3, 5], 1))
         ask(of, Heard(5, 0, [7, 8], 1))
         assert of._sequences["a", 4].row == rows[1] and of._sequences["a", 5].row == rows[3]
+
+
+class TestMemory:
+    def test_a_worker_that_died_leaves_nothing_behind(self) -> None:
+        """Nobody says that it is dead. One that lives is told that it was forgotten, and says everything again."""
+        now = [0.0]
+        of = DraftService(counting([]), "a test", VOCAB, TOKENS, 4, 100, lambda: now[0])
+        for session in ("dead", "quiet", "busy"):
+            hello(of, session)
+            ask(of, Heard(1, 0, [5, 6, 7], 4), session=session)
+        ask(of, closed=[1], session="quiet")
+        assert (of.facts["sequences"], of.facts["tokens"]) == (2, 9)
+        for known in range(3, 3 + 2 * round(IDLE_SECONDS)):
+            now[0] += 1.0
+            ask(of, Heard(1, known, [1], 1), session="busy") if known < 90 else of.ask(Ask("busy", 0, [Heard(1, 90, [], 1)]))
+            of.expire()
+        assert (of.facts["sequences"], of.facts["tokens"]) == (1, 90)
+        assert ask(of, Heard(1, 3, [8], 4), session="dead").lost == [1]
+        assert ask(of, Heard(1, 0, [5, 6, 7, 8], 4), session="dead").drafts[0].token[0] == 9
+
+    def test_texts_that_are_too_long_are_not_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("forerun.engine.draftservice.MOST_LONG", 10)
+        of = service(counting([]), rows=4, longest=8)
+        hello(of)
+        for key in range(100):
+            ask(of, Heard(key, 0, [1] * 500, 4))
+        assert of.facts == of.facts | {"sequences": 10, "tokens": 0}
+        assert ask(of, Heard(99, 500, [1], 4)).lost == [] and ask(of, Heard(1, 500, [1], 4)).lost == [1]
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 5), st.integers(1, 9), st.booleans(), st.integers(0, 80)), max_size=60))
+    def test_whatever_is_said_rows_and_texts_are_bounded(self, said: list[tuple[str, int, int, bool, int]]) -> None:
+        """Two workers that say true and wrong things of six sequences, over three rows, with pauses: what they know of a sequence is what
+        they were answered for, or they are told that it is lost."""
+        now, rows, longest = [0.0], 3, 12
+        of = DraftService(counting([]), "a test", VOCAB, TOKENS, rows, longest, lambda: now[0])
+        known: dict[tuple[str, int], list[int]] = {}
+        for session in "ab":
+            hello(of, session)
+        for session, key, count, closes, pause in said:
+            now[0] += pause
+            of.expire()
+            text = known.get((session, key), [])
+            new = [key * 10 + i for i in range(count)]
+            answer = ask(of, Heard(key, len(text), new, 2), session=session)
+            if answer.lost:
+                answer = ask(of, Heard(key, 0, [*text, *new], 2), session=session)
+            text = known[session, key] = [*text, *new]
+            (draft,) = answer.drafts
+            assert not answer.lost and draft.base == len(text)
+            assert draft.token[:1] == ([] if len(text) > longest else [(text[-1] + 1) % VOCAB])
+            assert int(of.facts["tokens"]) <= rows * longest
+            rows_used = [one.row for one in of._sequences.values() if one.row >= 0]
+            assert sorted([*rows_used, *of._free]) == list(range(rows))
+            if closes:
+                ask(of, closed=[key], session=session)
+                del known[session, key]
 
 
 class TestAhead:
@@ -244,6 +304,13 @@ def test_the_example_of_the_documentation_drafts(folder: Path, monkeypatch: pyte
     hello(of)
     text = [17, 300, 45]
     assert ask(of, Heard(1, 0, text, 4)).drafts[0].token == greedy(folder, text, 4)
+
+
+def test_a_port_that_is_taken_is_explained(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["draft-server", "--model-id", str(folder), "--speculator", "suffix", "--port", port]) == 1
+    assert "choose another --hostname or --port" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_none_is_explained(capsys: pytest.CaptureFixture[str]) -> None:

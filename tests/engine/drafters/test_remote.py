@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from forerun.drafting import HELLO, Answer, Ask, Guess, Heard, Hello, Refusal, Welcome
 from forerun.engine.drafters.draft import Commit, Draft, Terms
 from forerun.engine.drafters.registry import open_drafter
-from forerun.engine.drafters.remote import Remote, rerooted
+from forerun.engine.drafters.remote import Remote, check, rerooted
 from forerun.engine.drafters.remote_wire import Wire
 from forerun.engine.draftservice import Written
 from forerun.engine.errors import StartError
@@ -27,6 +28,11 @@ from tests.engine.drafters.services import TOKENS, Running, answering, honest, r
 from tests.engine.test_identity import fresh, truth
 from tests.engine.tiny import VOCAB, Front, tiny_engine
 
+WRONG = """
+    127.0.0.1:80  http://x,speed=3  http://x,wait=long  ftp://x:1  http://  http://:9001  http://x:99999  http://x:0  http://x:  http://x:port
+    http://x:-1  http://[::1:9001  http://%41:1  http://me@x:1  http://me:secret@x:1  http://x:1?a=b  http://x:1#a
+"""
+WRONG_WORDS = [*WRONG.split(), "", "http://two words:1", "http://x\n:1", "http://a b/"]
 LONG = 100.0
 """seconds that a test waits for what must come"""
 
@@ -280,11 +286,29 @@ class TestOpening:
             wire._timeout = LONG
             assert wire.greet().epoch == 0 and len(calls) == 2
 
-    @pytest.mark.parametrize("value", ["", "127.0.0.1:80", "http://x,speed=3", "http://x,wait=long"])
+    @pytest.mark.parametrize("value", WRONG_WORDS)
     def test_what_is_no_address_is_refused(self, value: str, tmp_path: Path) -> None:
         with pytest.raises(StartError) as refused:
             open_drafter(f"remote={value}", setting(write_target(tmp_path)))
         assert "remote=http://" in refused.value.cure
+
+    @pytest.mark.parametrize(
+        "url", ["http://x", "http://127.0.0.1:9001", "https://a-b.example.org:443/drafts", "http://[::1]:9001", "http://draft_1:9"]
+    )
+    def test_what_is_an_address_is_taken(self, url: str) -> None:
+        check(url)
+
+    def test_a_host_that_nobody_knows_is_said(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It may come later, as in a group of containers that start together, so it is no reason not to start."""
+
+        def unknown(*_: object) -> None:
+            raise socket.gaierror(-2, "Name or service not known")
+
+        monkeypatch.setattr(socket, "getaddrinfo", unknown)
+        open_drafter("remote=http://draft.invalid:9001", setting(write_target(tmp_path)))
+        assert "is not known here" in caplog.text and "correct remote=" in caplog.text
 
 
 def welcome(body: bytes) -> web.Response:
