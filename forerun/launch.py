@@ -263,16 +263,17 @@ def _tracing(config: Config) -> Tracing:
     if endpoint is None:
         return NoTracing()
     try:
-        from forerun.server.otlp import OtlpTracing, Reporting, exporter
+        from forerun.server.otlp import OtlpTracing, Reporting, exporter, shown
 
-        tracing = OtlpTracing(Reporting(exporter(endpoint), endpoint), config.logging.otlp_service_name)
+        sink = Reporting(exporter(endpoint), endpoint)
+        tracing = OtlpTracing(sink, config.logging.otlp_service_name, lambda: sink.lost)
     except ImportError as error:
         raise Failed(
             f"--otlp-endpoint needs OpenTelemetry: {error}", "pip install 'forerun[otlp]', or leave --otlp-endpoint out"
         ) from error
     except ValueError as error:
         raise Failed(str(error), "leave --otlp-endpoint out, or give the collector's address") from error
-    _log.info("Traces are sent", endpoint=endpoint, service=config.logging.otlp_service_name)
+    _log.info("Traces are sent", endpoint=shown(endpoint), service=config.logging.otlp_service_name)
     return tracing
 
 

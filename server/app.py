@@ -48,7 +48,7 @@ def build_app(config: Config, router: Router, services: Services) -> web.Applica
     app = web.Application(middlewares=[edge.admit], client_max_size=config.limits.payload_limit)
     app.on_response_prepare.append(edge.sign)
     app.on_cleanup.append(lambda _: services.grammars.close())
-    pages = Pages(config, router, services.metrics)
+    pages = Pages(config, router, services.metrics, services.tracing)
     desk = Desk(config, router, services)
     native = Native(config, desk)
     openai = OpenAI(config, desk)

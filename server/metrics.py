@@ -201,6 +201,7 @@ class Metrics:
         self._page = Exposition()
         self.requests = RequestMetrics(self._page)
         self.batch = BatchMetrics(self._page)
+        self.lost_spans = self._page.counter("forerun_traces_lost_spans_total", "Spans that the collector of traces did not take")
 
     def text(self) -> str:
         return self._page.text()

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from urllib.parse import urlsplit
 
@@ -49,23 +49,37 @@ def exporter(endpoint: str) -> SpanExporter:
     (`http://collector:4318/v1/traces`). Raises ValueError for what is no address, ImportError when the package is missing."""
     parts = urlsplit(endpoint if "://" in endpoint else f"http://{endpoint}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"`otlp_endpoint` {endpoint} is not an address such as http://collector:4317 or http://collector:4318/v1/traces")
+        raise ValueError(
+            f"`otlp_endpoint` {shown(endpoint)} is not an address such as http://collector:4317 or http://collector:4318/v1/traces"
+        )
     if parts.path.strip("/"):
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as Http
 
         return Http(endpoint=parts.geturl(), timeout=SEND_SECONDS)
+    if "@" in parts.netloc:
+        raise ValueError("`otlp_endpoint` has a user name or password, which gRPC has no place for: use OTEL_EXPORTER_OTLP_HEADERS")
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as Grpc
 
     return Grpc(endpoint=parts.geturl(), insecure=parts.scheme == "http", timeout=SEND_SECONDS)
 
 
+def shown(endpoint: str) -> str:
+    """For logs and messages: without user name and password, wherever they end."""
+    scheme, mark, rest = endpoint.rpartition("://")
+    *hidden, address = rest.rsplit("@", 1)
+    return f"{scheme}{mark}{'***@' if hidden else ''}{address}"
+
+
 class Reporting(SpanExporter):
-    """An exporter that says in our log when it begins to fail and when it works again; the library would say so at every try."""
+    """An exporter that says in our log when it begins to fail and when it works again; the library would say so at every try. `lost`:
+    spans that did not arrive, in all; those that a full queue dropped are not among them, since the library tells nobody."""
 
     def __init__(self, inner: SpanExporter, endpoint: str) -> None:
+        self.lost = 0
         self._inner = inner
-        self._endpoint = endpoint
-        self._lost = 0
+        self._endpoint = shown(endpoint)
+        self._lost_before = 0
+        """while everything arrived"""
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
 
     def export(self, spans: Many[ReadableSpan]) -> SpanExportResult:
@@ -74,14 +88,14 @@ class Reporting(SpanExporter):
         except Exception as error:  # whatever it raises would end the library's thread
             result = SpanExportResult.FAILURE
             _log.debug("The exporter raised", error=repr(error))
-        if result is SpanExportResult.SUCCESS:
-            if self._lost:
-                _log.info("Traces arrive again", endpoint=self._endpoint, lost_spans=self._lost)
-            self._lost = 0
-        else:
-            if not self._lost:
+        missing = self.lost - self._lost_before
+        if result is not SpanExportResult.SUCCESS:
+            if not missing:
                 _log.warning("Traces do not arrive; requests are not affected", endpoint=self._endpoint)
-            self._lost += len(spans)
+            self.lost += len(spans)
+        elif missing:
+            _log.info("Traces arrive again", endpoint=self._endpoint, lost_spans=missing)
+            self._lost_before = self.lost
         return result
 
     def shutdown(self) -> None:
@@ -92,9 +106,10 @@ class Reporting(SpanExporter):
 
 
 class OtlpTracing:
-    """A `Tracing`. `sink`: where spans go."""
+    """A `Tracing`. `sink`: where spans go; `lost`: how many of them it lost."""
 
-    def __init__(self, sink: SpanExporter, service: str) -> None:
+    def __init__(self, sink: SpanExporter, service: str, lost: Callable[[], int] = lambda: 0) -> None:
+        self.lost = lost
         resource = Resource.create({"service.name": service, "service.version": __version__})
         self._provider = TracerProvider(resource=resource, sampler=ALWAYS_ON, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(sink, schedule_delay_millis=BATCH_MILLISECONDS))

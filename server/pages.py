@@ -13,15 +13,17 @@ from forerun.server import errors
 from forerun.server.errors import ApiError
 from forerun.server.info import info
 from forerun.server.metrics import Metrics
+from forerun.server.telemetry import Tracing
 
 _DOCS = resources.files("forerun.server").joinpath("docs.html").read_bytes()
 
 
 class Pages:
-    def __init__(self, config: Config, router: Router, metrics: Metrics) -> None:
+    def __init__(self, config: Config, router: Router, metrics: Metrics, tracing: Tracing) -> None:
         self._config = config
         self._router = router
         self._metrics = metrics
+        self._tracing = tracing
         self.document = b"{}"
         """the OpenAPI document; made from the table of routes, so after it"""
 
@@ -35,6 +37,7 @@ class Pages:
         if self._router.limits is not None:
             self._metrics.requests.size(self._router.limits)
         self._metrics.batch.speculation.look(self._router.ready, self._router.look(), self._config.model.model_id)
+        self._metrics.lost_spans.value = self._tracing.lost()
         return web.Response(text=self._metrics.text(), content_type="text/plain", charset="utf-8")
 
     async def speculation(self, http: web.Request) -> web.Response:

@@ -44,6 +44,10 @@ class Tracing(Protocol):
         """A stream broke off after its status was sent. Called inside of such a handler."""
         ...
 
+    def lost(self) -> int:
+        """Spans that did not arrive."""
+        ...
+
     def close(self) -> None:
         """Send what is left, for a few seconds at the most. Blocks."""
         ...
@@ -58,6 +62,9 @@ class NoTracing:
 
     def failed(self, kind: str, message: str) -> None:
         return None
+
+    def lost(self) -> int:
+        return 0
 
     def close(self) -> None:
         return None

@@ -201,9 +201,3 @@ def test_counts_ahead_are_those_of_the_longer_text_and_then_those_of_before(said
         longer = Counts(said + path)
         assert sorted(zip(counts.ids.tolist(), counts.counts.tolist())) == sorted(zip(longer.ids.tolist(), longer.counts.tolist()))
     assert sorted(zip(counts.ids.tolist(), counts.counts.tolist())) == before
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("scores", [[-np.inf, -np.inf], [np.inf, 0.0], [-np.inf, np.inf], [-np.inf, 3.0], [0.0]])
-def test_the_normalizer_of_anything_is_what_arithmetic_says(scores: list[float]) -> None:
-    assert processing.log_normalizer(np.array(scores, np.float32)) == max(scores)

@@ -208,6 +208,46 @@ def test_a_dead_collector_is_a_line_in_the_log_and_so_is_its_return() -> None:
     told = [(line["log_level"], line["event"]) for line in lines if line["log_level"] != "debug"]
     assert told == [("warning", "Traces do not arrive; requests are not affected"), ("info", "Traces arrive again")]
     assert lines[-1]["lost_spans"] == 10
+    broken.mended = False
+    with capture_logs() as lines:
+        reporting.export([object()])  # type: ignore[list-item]
+        broken.mended = True
+        reporting.export([object()])  # type: ignore[list-item]
+    assert lines[-1]["lost_spans"] == 1 and reporting.lost == 11
+
+
+async def test_lost_spans_are_counted_among_the_metrics() -> None:
+    reporting = Reporting(Broken(), "http://collector:4317")  # type: ignore[arg-type]
+    async with serve(tracing=OtlpTracing(reporting, "mine", lambda: reporting.lost)) as front:
+        reporting.export([object()] * 7)  # type: ignore[list-item]
+        assert b"\nforerun_traces_lost_spans_total 7\n" in (await front.get("/metrics"))[1]
+
+
+SECRETS = [
+    ("http://me:pass@word@collector:4318/v1/traces", "http://***@collector:4318/v1/traces"),
+    ("me:word@collector:4318/v1/traces", "***@collector:4318/v1/traces"),
+    ("https://collector:4317", "https://collector:4317"),
+    ("collector:4317", "collector:4317"),
+]
+
+
+@pytest.mark.parametrize(("endpoint", "public"), SECRETS)
+def test_passwords_in_the_address_are_in_no_log(endpoint: str, public: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp, "CLOSE_SECONDS", 0.1)
+    with capture_logs() as lines:
+        tracing = launch._tracing(Config.parse(["--model-id", "tiny", "--otlp-endpoint", endpoint], {}))
+        reporting = Reporting(Broken(), endpoint)  # type: ignore[arg-type]
+        reporting.export([object()])  # type: ignore[list-item]
+    tracing.close()
+    told = [line["endpoint"] for line in lines if "endpoint" in line]
+    assert told == [public, public] and "word" not in str(lines)
+
+
+@pytest.mark.parametrize("endpoint", ["http://me:word@collector:4317", "ftp://me:word@x"])
+def test_passwords_are_in_no_error(endpoint: str) -> None:
+    with pytest.raises(Failed) as failure:
+        launch._tracing(Config.parse(["--model-id", "tiny", "--otlp-endpoint", endpoint], {}))
+    assert "word@" not in str(failure.value) + failure.value.cure
 
 
 async def test_requests_do_not_notice_a_dead_collector(monkeypatch: pytest.MonkeyPatch) -> None:
