@@ -62,7 +62,8 @@ class Echo:
 
 
 class ChatVoice:
-    """One answer of a chat stream. A chunk a token; what may become a call or the end of a thought waits until it is clear."""
+    """One answer of a chat stream. A chunk a token; what may become a call or the end of a thought waits until it is clear. The role comes
+    once: OpenAI's helper puts together all texts that it gets."""
 
     def __init__(self, head: Head, index: int, reader: Reader, vocabulary: Vocabulary, wanted: Asked) -> None:
         self._head = head
@@ -71,6 +72,7 @@ class ChatVoice:
         self._vocabulary = vocabulary
         self._wanted = wanted
         self._calls = 0
+        self._begun = False
 
     def say(self, said: list[Token], run: Run, transcript: Transcript) -> list[bytes]:
         events: list[bytes] = []
@@ -82,7 +84,9 @@ class ChatVoice:
                 others = transcript.alternatives(run.top[i]) if run.top else []
                 likely = shape.Logprobs([logprob_of(self._vocabulary, token, others)])
             if not deltas and (likely or last):
-                deltas = [Delta("assistant", "")]
+                deltas = [Delta(content="") if last and not self._calls else Delta()]
+            if deltas and not self._begun:
+                deltas[0].role, self._begun = "assistant", True
             for place, delta in enumerate(deltas):
                 finish = self._finish(last) if last and place == len(deltas) - 1 else None
                 origin = transcript.origin(i, run) if self._wanted.origins else UNSET
@@ -97,13 +101,13 @@ class ChatVoice:
                 case "call":
                     begun = DeltaCall(self._calls, MadeFunction("", piece.text), id=call_id(), type="function")
                     self._calls += 1
-                    found.append(Delta("assistant", tool_calls=[begun]))
+                    found.append(Delta(tool_calls=[begun]))
                 case "arguments":
-                    found.append(Delta("assistant", tool_calls=[DeltaCall(self._calls - 1, MadeFunction(piece.text))]))
+                    found.append(Delta(tool_calls=[DeltaCall(self._calls - 1, MadeFunction(piece.text))]))
                 case "thought":
-                    found.append(Delta("assistant", reasoning_content=piece.text))
+                    found.append(Delta(reasoning_content=piece.text))
                 case "text":
-                    found.append(Delta("assistant", piece.text))
+                    found.append(Delta(content=piece.text))
         return found
 
     def _finish(self, reason: FinishReason) -> ChatFinish:

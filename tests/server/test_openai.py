@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import openai
 import pytest
 
 from forerun.engine import echo
@@ -622,3 +623,45 @@ async def test_a_deadline_counts_before_there_is_a_sequence(path: str, body: dic
         await front.settled()
         metrics = (await front.get("/metrics"))[1].decode()
         assert 'tgi_request_failure{err="dropped"} 1' in metrics
+
+
+CASES: list[tuple[str, str, dict[str, Any]]] = [
+    ("plain text", "hello the quick", {}),
+    ("alternatives", "hello the quick", {"logprobs": True, "top_logprobs": 2}),
+    ("several answers", "hello", {"n": 3}),
+    ("a thought", "<think>hm, so</think>\n\nhello", {}),
+    ("calls behind text", f"hello\n{CALL}\n{CALL}", {"tools": [TOOL]}),
+    ("calls alone, with alternatives", CALL, {"tools": [TOOL], "logprobs": True}),
+    ("a call that is cut off", CALL, {"tools": [TOOL], "max_tokens": 40}),
+    ("nothing", "", {}),
+]
+
+
+@pytest.mark.parametrize(("text", "more"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+async def test_openais_helper_makes_the_whole_answer_of_a_stream(text: str, more: dict[str, Any]) -> None:
+    """It adds up whatever texts the deltas have: what belongs to the answer once must come once."""
+    eos = byte_level().eos_ids[0]
+    async with serve(script=runs(*([token] for token in ids(text)), [eos]), limits=WIDE) as front:
+        has(front, TOOLS + "{% if false %}</think>{% endif %}")
+        ask = openai.AsyncOpenAI(base_url=f"{front.url}/v1", api_key="x", max_retries=0)
+        asked = {"model": "tgi", "messages": ASK["messages"], "max_tokens": 200, **more}
+        whole = await ask.chat.completions.create(**asked)
+        async with ask.chat.completions.stream(**asked) as stream:
+            async for _ in stream:
+                pass
+            made = stream.current_completion_snapshot
+        for one, other in zip(made.choices, whole.choices, strict=True):
+            assert one.finish_reason == other.finish_reason and one.index == other.index
+            left, right = one.message.to_dict(), other.message.to_dict()
+            for message in (left, right):
+                for call in message.get("tool_calls") or []:
+                    assert call.pop("id").startswith("call_")
+                    call.pop("index", None)
+                    call["function"].pop("parsed_arguments", None)
+            assert {k: v for k, v in left.items() if v is not None and k != "parsed"} == {k: v for k, v in right.items() if v is not None}
+            if other.logprobs:
+                assert one.logprobs and [x.to_dict() for x in one.logprobs.content or []] == [
+                    x.to_dict() for x in other.logprobs.content or []
+                ]
+        await ask.close()
+        await front.settled()
