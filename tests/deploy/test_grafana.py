@@ -102,3 +102,21 @@ async def test_alerts_ask_for_series_that_there_are() -> None:
     assert {"forerun_worker_deaths_total", "tgi_request_failure", "forerun_time_to_first_token_seconds_bucket"} <= asked.keys()
     for name, labels in asked.items():
         assert labels <= live[name], name
+
+
+async def test_the_page_for_operators_has_every_metric_and_no_other() -> None:
+    async with serve() as front:
+        await joined(front)
+        page = (await front.get("/metrics"))[1].decode()
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", page, re.MULTILINE))
+    text = (ROOT / "docs" / "operations.md").read_text()
+    told: dict[str, str] = {}
+    for names, kind in re.findall(
+        r"^\| ((?:`[a-z_:]+(?:\{[\w,]+\})?`(?:, )?)+) \| ((?:counter|gauge|histogram|summary)(?:, \w+)?) \|", text, re.MULTILINE
+    ):
+        found = re.findall(r"`([a-z_:]+)", names)
+        each = kind.split(", ")
+        told |= dict(zip(found, each if len(each) > 1 else each * len(found), strict=True))
+    empty = {"tgi_batch_filter_duration", "tgi_batch_concat_duration"}
+    assert {name: kinds[name] for name in kinds.keys() - empty} == told
+    assert all(f"`{name}`" in text for name in empty)
