@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import dataclasses
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -43,12 +44,15 @@ def found(folder: Path, model: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
-    """`tokens`: most of an answer."""
+    """`tokens`: most of an answer. `requests`: most of a load, 0 = as many as are good for its figures. `minutes`: after which no load is
+    begun, 0 = all are."""
 
     streams: Sequence[int] = (1, 4, 16)
     rounds: int = 1
     tokens: int = 128
     seed: int = 0
+    requests: int = 0
+    minutes: float = 0.0
 
 
 class Field:
@@ -62,7 +66,9 @@ class Field:
         settings: Settings,
         form: Callable[[str], str],
         say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         given = [word for name, value in FLAGS.items() if name not in flags for word in (name, value)]
         self._programs = {name: ours(model_id, [*given, *flags, "--speculator", name]) for name in (PLAIN, *drafters)}
         self._settings, self._form, self._say = settings, form, say
@@ -72,9 +78,16 @@ class Field:
 
     async def run(self, chosen: Sequence[Workload]) -> None:
         """Raises BenchError when a request failed or a server did not start."""
-        plan = lives(chosen, self._settings.streams, self._settings.rounds, self._settings.seed)
-        total, done, others = sum(map(len, plan)), 0, process.Others()
+        asked = self._settings
+        plan = lives(chosen, asked.streams, asked.rounds, asked.seed, asked.requests)
+        total, done, others, began = sum(map(len, plan)), 0, process.Others(), self._clock()
+
+        def late() -> bool:
+            return bool(asked.minutes) and self._clock() - began > 60 * asked.minutes
+
         for life in plan:
+            if late():
+                break
             async with AsyncExitStack() as stack:
                 servers = {}
                 for name, program in self._programs.items():
@@ -82,9 +95,13 @@ class Field:
                     servers[name] = await stack.enter_async_context(Launched(program))
                     await self._warm(servers[name], max(match.streams for match in life))
                 for match in life:
+                    if late():
+                        break
                     done += 1
                     self._say(f"{done}/{total}: {match.workload}, {match.streams} streams, round {match.round + 1}")
                     await self._match(servers, match, done)
+        if done < total:
+            self.remarks.append(f"{done} of {total} loads, then the time was over")
         self.remarks.append(f"other programs took {others.share():.0%} of the machine meanwhile")
 
     async def _warm(self, server: Launched, streams: int) -> None:
@@ -145,6 +162,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--streams", type=int, action="append", help="may be repeated (default: 1, 4, 16)")
     parser.add_argument("--rounds", type=int, default=1, help="(default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=128, help="most of an answer (default: %(default)s)")
+    parser.add_argument("--requests", type=int, default=0, help="most of a load (default: as many as are good for its figures)")
+    parser.add_argument("--minutes", type=float, default=0.0, help="begin no load after so many (default: no end)")
     parser.add_argument("--server-flag", action="append", default=[], help="for every server; may be repeated")
     parser.add_argument("--out", type=Path, default=Path("bench/out/drafters.json"))
     parser.add_argument("--plot", action="store_true")
@@ -161,7 +180,8 @@ def _run(asked: argparse.Namespace) -> int:
         plots.require()
     model = Path(asked.model_id).name.removesuffix("-instruct")
     drafters = asked.drafter or found(asked.drafts, model)
-    settings = Settings(tuple(asked.streams or Settings().streams), asked.rounds, asked.tokens)
+    streams = tuple(asked.streams or Settings().streams)
+    settings = Settings(streams, asked.rounds, asked.tokens, requests=asked.requests, minutes=asked.minutes)
     chosen = workloads.from_folder(asked.prompts, asked.only) if asked.prompts else workloads.made(asked.only)
     field = Field(
         asked.model_id, drafters, asked.server_flag, settings, chat_form(Path(asked.model_id)), lambda text: print(text, file=sys.stderr)

@@ -97,13 +97,15 @@ def requests(streams: int) -> int:
     return max(2 * streams, 24 if streams == 1 else 16)
 
 
-def lives(workloads: Sequence[Workload], streams: Sequence[int], rounds: int, seed: int = 0) -> list[list[Match]]:
-    """Matches in order, in groups for fresh servers. A workload with fewer prompts than a match has requests gives what it has."""
+def lives(workloads: Sequence[Workload], streams: Sequence[int], rounds: int, seed: int = 0, most: int = 0) -> list[list[Match]]:
+    """Matches in order, in groups for fresh servers. A workload with fewer prompts than a match has requests gives what it has. `most`:
+    requests of a match, but no fewer than its streams; 0 = as many as are good for its figures."""
     found: list[list[Match]] = [[]]
     for number in range(rounds):
         decks = _shuffled(workloads, seed + number)
         for index, count in enumerate(streams):
-            wanted = {workload.name: min(requests(count), len(workload.prompts)) for workload in workloads}
+            each = min(requests(count), max(most, count)) if most else requests(count)
+            wanted = {workload.name: min(each, len(workload.prompts)) for workload in workloads}
             if any(len(decks[name]) < needed for name, needed in wanted.items()):
                 found.append([])
                 decks = _shuffled(workloads, seed + number)

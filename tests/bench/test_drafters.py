@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,27 @@ async def test_servers_take_turns_and_nobody_reads_a_prompt_twice(monkeypatch: p
     first_round = [prompt for name, _, prompts in asked[:12] if name == "suffix" for prompt in prompts]
     assert len(set(first_round)) == len(first_round)
     assert all(asked[i][2] == asked[i + 1][2] == asked[i + 2][2] for i in range(0, len(asked), 3))
+
+
+async def test_a_bounded_run_ends_with_whole_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By requests, and by a clock that jumps half a minute at each load."""
+    now = [0.0]
+
+    @contextlib.asynccontextmanager
+    async def launched(program: object) -> AsyncIterator[str]:
+        yield "server"
+
+    async def take(self: Field, server: str, match: Match) -> tuple[list[Record], Counts]:
+        assert len(match.prompts) == max(2, match.streams)
+        now[0] += 15.0
+        return [record([1, 2, 3, 4], 0.0, 0.1) for _ in match.prompts], counts(0, 0, 8, 8, 0.8)
+
+    async def warm(self: Field, server: str, streams: int) -> None:
+        return None
+
+    monkeypatch.setattr(drafters, "Launched", launched)
+    monkeypatch.setattr(Field, "_take", take)
+    monkeypatch.setattr(Field, "_warm", warm)
+    field = Field("m", ["suffix"], [], Settings((1, 4), 1, 8, requests=2, minutes=1.0), str, lambda text: None, lambda: now[0])
+    await field.run([Workload(name, [f"{name}{i}" for i in range(40)]) for name in "ab"])
+    assert [one.streams for one in field.outcomes["suffix"]] == [1, 1, 4] and "3 of 4 loads" in field.remarks[0]
