@@ -188,8 +188,8 @@ def entries_at(cache: Tensor, scales: Tensor | None, layer: int, slots: Tensor) 
 
 
 def attention(qkv: Tensor, pool: Cache, layer: int, rows: Segments, spec: Heads) -> Tensor:
-    """Softmax attention of every row over what it sees (`engine/batch.py`) → [n, heads·D]. KV of this step is in the pool already. Queries
-    stay float32, scores and sums are float32."""
+    """Softmax attention of every row over what it sees (`engine/batch.py`) → [n, heads·D]. KV of this step is in the pool already.
+    Everything is float32 here; a backend may round queries and shares to the type of the cache. Scores and sums are float32."""
     size = pool.keys.shape[3]
     out = torch.empty(qkv.shape[0], spec.heads * spec.head_dim)
     group = spec.heads // spec.kv_heads

@@ -7,6 +7,8 @@
 //      lane = position mod 16, pages in ascending order;
 //   3. the weighted sum of values: one chain over ascending positions for each dimension. Behind the last block, one division by the sum.
 // Codes of 8 bits are multiplied as they are; a key's scale meets its score, a value's scale its share.
+// With bf16 dot products keys and values in bf16 meet queries and shares rounded to bf16, as a product's activations are: two dimensions,
+// two positions (2j and 2j + 1) in one step of the chain.
 // So the bits depend on the query and on what it sees, position by position, never on the rows beside it, on chunks, on threads or on where
 // a tree keeps its nodes. Entries that a row does not see are never read into its values (a stale NaN stays harmless).
 //
@@ -62,6 +64,7 @@ FR_INLINE int leaves_at(const fr::Attention& a, int segment, int row) {
 }
 
 FR_INLINE int pages_for(int positions) { return (positions + PAGE - 1) / PAGE; }
+FR_INLINE int words_of(int D) { return (D + LANES - 1) / LANES * LANES / 2; }  // of a query in pairs
 
 size_t attention_bytes(const fr::Attention& a, int32_t segment, int32_t row0, int32_t row1) {
     const size_t rows = size_t(row1 - row0), queries = rows * (a.heads / a.kv_heads);
@@ -73,8 +76,8 @@ size_t attention_bytes(const fr::Attention& a, int32_t segment, int32_t row0, in
         if (leaves < end) tail_pages += size_t(pages_for(end) - leaves / PAGE);
     }
     const size_t pages = size_t(pages_for(most));
-    return 2 * rows * sizeof(View) + pages * 2 * sizeof(void*) + queries * (BLOCK * PAGE * 4 + 3 * sizeof(void*) + sizeof(Mass)) +
-           tail_pages * 2 * fr::page_bytes(a.format, a.D) + 64 * (10 + 2 * rows);
+    return 2 * rows * sizeof(View) + pages * 2 * sizeof(void*) + queries * (BLOCK * PAGE * 4 + 3 * sizeof(void*) + sizeof(Mass) + words_of(a.D) * 4) +
+           tail_pages * 2 * fr::page_bytes(a.format, a.D) + 64 * (11 + 2 * rows);
 }
 
 // Copies the entries from page `shared` on into pages of the row's own.
@@ -107,20 +110,70 @@ void build_tail(const fr::Attention& a, int segment, int kv_head, int row, View&
     view.tail_values = values;
 }
 
-// Scores of Q queries against P pages.
+// Whether entries are multiplied in pairs.
+#if defined(__AVX512BF16__)
+template <class T>
+constexpr bool PAIRED = sizeof(T) == 2;
+
+// a0 b0 a1 b1 …, of which the last ones may be missing.
+FR_INLINE __m512bh paired(__m256i a, __m256i b) {
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2,
+                                           17, 1, 16, 0);
+    return (__m512bh)_mm512_permutexvar_epi16(order, _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1));
+}
+FR_INLINE __m256i half(const bf16* p) { return _mm256_loadu_si256((const __m256i*)p); }
+FR_INLINE __m256i half(const bf16* p, int n) { return _mm256_maskz_loadu_epi16(__mmask16((1u << n) - 1), p); }
+FR_INLINE V dot(__m512bh pairs, uint32_t by, V sum) { return {_mm512_dpbf16_ps(sum.x, pairs, (__m512bh)_mm512_set1_epi32(int(by)))}; }
+
+// x [D] → words_of(D) pairs of bf16, zeros behind the last.
+FR_INLINE void pair_up(const float* x, int D, uint32_t* to) {
+    for (int d = 0; d < D; d += LANES) {
+        const V a = D - d < LANES ? load(x + d, D - d) : load(x + d);
+        _mm256_storeu_si256((__m256i*)(to + d / 2), (__m256i)_mm512_cvtneps_pbh(a.x));
+    }
+}
+#else
+template <class T>
+constexpr bool PAIRED = false;
+#endif
+
+// The shares of the positions of a page: floats, or pairs of bf16 in half the place.
+template <class T>
+FR_INLINE const float* shares(const float* s, int page) {
+    return s + page * (PAIRED<T> ? PAGE / 2 : PAGE);
+}
+
+// Scores of Q queries against P pages. A query is D floats, or pairs of bf16.
 template <int Q, int P, class T>
 FR_INLINE void score_tile(const float* const* q, const T* const* keys, int D, float* const* out) {
     V acc[Q][P];
+    FR_UNROLL
     for (int i = 0; i < Q; ++i)
         for (int p = 0; p < P; ++p) acc[i][p] = zero();
-    for (int d = 0; d < D; ++d) {
-        V k[P];
-        for (int p = 0; p < P; ++p) k[p] = load(keys[p] + d * PAGE);
-        for (int i = 0; i < Q; ++i) {
-            V x = set(q[i][d]);
-            for (int p = 0; p < P; ++p) acc[i][p] = fma(x, k[p], acc[i][p]);
+    if constexpr (PAIRED<T>) {
+#if defined(__AVX512BF16__)
+        const auto step = [&](int d, bool both) {
+            __m512bh k[P];
+            for (int p = 0; p < P; ++p) k[p] = paired(half(keys[p] + d * PAGE), both ? half(keys[p] + (d + 1) * PAGE) : _mm256_setzero_si256());
+            FR_UNROLL
+            for (int i = 0; i < Q; ++i)
+                for (int p = 0; p < P; ++p) acc[i][p] = dot(k[p], ((const uint32_t*)q[i])[d / 2], acc[i][p]);
+        };
+        for (int d = 0; d + 1 < D; d += 2) step(d, true);
+        if (D % 2) step(D - 1, false);
+#endif
+    } else {
+        for (int d = 0; d < D; ++d) {
+            V k[P];
+            for (int p = 0; p < P; ++p) k[p] = load(keys[p] + d * PAGE);
+            FR_UNROLL
+            for (int i = 0; i < Q; ++i) {
+                V x = set(q[i][d]);
+                for (int p = 0; p < P; ++p) acc[i][p] = fma(x, k[p], acc[i][p]);
+            }
         }
     }
+    FR_UNROLL
     for (int i = 0; i < Q; ++i)
         for (int p = 0; p < P; ++p) store(out[i] + p * PAGE, acc[i][p]);
 }
@@ -188,9 +241,17 @@ FR_INLINE void soften(const fr::Attention& a, const View& view, const T* const* 
     const V shift = set(mass.most);
     for (int page = page0; page < page1; ++page) {
         V e = exponential(load(s + page * PAGE) - shift);
-        total = total + e;
-        if constexpr (SCALED<T>) e = e * load(scales_of(page_of(values, view.tail_values, view, page, a.D), a.D));
-        store(s + page * PAGE, e);
+        if constexpr (PAIRED<T>) {
+#if defined(__AVX512BF16__)
+            const __m256i rounded = (__m256i)_mm512_cvtneps_pbh(e.x);  // its place is that of a score that has been read
+            _mm256_storeu_si256((__m256i*)(s + page * (PAGE / 2)), rounded);
+            total = total + widen16(rounded);
+#endif
+        } else {
+            total = total + e;
+            if constexpr (SCALED<T>) e = e * load(scales_of(page_of(values, view.tail_values, view, page, a.D), a.D));
+            store(s + page * PAGE, e);
+        }
     }
     store(mass.lanes, total);
 }
@@ -210,32 +271,59 @@ FR_INLINE void store_all(float* p, int rest, const V (&from)[N]) {
 template <int Q, int N, bool FULL, class T>
 void value_tile(const float* const* s, const T* const* values, int page0, int page1, int D, int d, int rest, float* const* out) {
     V acc[Q][N];
+    FR_UNROLL
     for (int i = 0; i < Q; ++i) load_all<N, FULL>(out[i] + d, rest, acc[i]);
     for (int page = page0; page < page1; ++page) {
         const T* v = values[page] + d;
         const float* share[Q];
-        for (int i = 0; i < Q; ++i) share[i] = s[i] + page * PAGE;
-        for (int at = 0; at < PAGE; ++at, v += D) {
-            V x[N];
-            load_all<N, FULL>(v, rest, x);
-            for (int i = 0; i < Q; ++i) {
-                V w = set(share[i][at]);
-                for (int n = 0; n < N; ++n) acc[i][n] = fma(w, x[n], acc[i][n]);
+        for (int i = 0; i < Q; ++i) share[i] = shares<T>(s[i], page);
+        if constexpr (PAIRED<T>) {
+#if defined(__AVX512BF16__)
+            for (int pair = 0; pair < PAGE / 2; ++pair, v += 2 * D) {
+                __m512bh x[N];
+                for (int n = 0; n < N; ++n)
+                    x[n] = FULL ? paired(half(v + n * LANES), half(v + D + n * LANES)) : paired(half(v, rest), half(v + D, rest));
+                FR_UNROLL
+                for (int i = 0; i < Q; ++i)
+                    for (int n = 0; n < N; ++n) acc[i][n] = dot(x[n], ((const uint32_t*)share[i])[pair], acc[i][n]);
+            }
+#endif
+        } else {
+            for (int at = 0; at < PAGE; ++at, v += D) {
+                V x[N];
+                load_all<N, FULL>(v, rest, x);
+                FR_UNROLL
+                for (int i = 0; i < Q; ++i) {
+                    V w = set(share[i][at]);
+                    for (int n = 0; n < N; ++n) acc[i][n] = fma(w, x[n], acc[i][n]);
+                }
             }
         }
     }
+    FR_UNROLL
     for (int i = 0; i < Q; ++i) store_all<N, FULL>(out[i] + d, rest, acc[i]);
 }
 
-// The same for one query and any range of positions.
+// The same for one query and any range of positions; of a pair only what lies in it is read (the other share is 0).
 template <int N, bool FULL, class T>
 void value_range(const float* s, const T* const* values, int first, int end, int D, int d, int rest, float* out) {
     V acc[N];
     load_all<N, FULL>(out + d, rest, acc);
-    for (int p = first; p < end; ++p) {
-        V x[N], w = set(s[p]);
-        load_all<N, FULL>(values[p / PAGE] + int64_t(p % PAGE) * D + d, rest, x);
-        for (int n = 0; n < N; ++n) acc[n] = fma(w, x[n], acc[n]);
+    if constexpr (PAIRED<T>) {
+#if defined(__AVX512BF16__)
+        for (int p = first / 2 * 2; p < end; p += 2) {
+            const T* v = values[p / PAGE] + int64_t(p % PAGE) * D + d;
+            const auto entry = [&](bool seen, const T* at) { return !seen ? _mm256_setzero_si256() : FULL ? half(at) : half(at, rest); };
+            for (int n = 0; n < N; ++n)
+                acc[n] = dot(paired(entry(p >= first, v + n * LANES), entry(p + 1 < end, v + D + n * LANES)), ((const uint32_t*)s)[p / 2], acc[n]);
+        }
+#endif
+    } else {
+        for (int p = first; p < end; ++p) {
+            V x[N], w = set(s[p]);
+            load_all<N, FULL>(values[p / PAGE] + int64_t(p % PAGE) * D + d, rest, x);
+            for (int n = 0; n < N; ++n) acc[n] = fma(w, x[n], acc[n]);
+        }
     }
     store_all<N, FULL>(out + d, rest, acc);
 }
@@ -284,7 +372,7 @@ FR_INLINE View within_block(const View& view, int page, int D) {
 // The queries of some rows, and what has become of them.
 struct Queries {
     int rows, group;
-    const float** q;  // [D] each
+    const float** q;  // [D] each, or as many halves
     float** out;      // [D] each
     float** s;        // scores of a block
     Mass* mass;
@@ -344,7 +432,7 @@ void weigh_block(const Queries& all, const View* views, const T* const* values, 
             for (int p = begin > view.first ? begin : view.first; p < view.end;) {
                 const int end = (p / PAGE + 1) * PAGE < view.end ? (p / PAGE + 1) * PAGE : view.end;
                 const T* page = page_of(values, view.tail_values, view, p / PAGE, D);
-                weigh_range(s + p / PAGE * PAGE, &page, p % PAGE, p % PAGE + end - p, D, all.out[i + j]);
+                weigh_range(shares<T>(s, p / PAGE), &page, p % PAGE, p % PAGE + end - p, D, all.out[i + j]);
                 p = end;
             }
         }
@@ -358,11 +446,25 @@ FR_INLINE void fetch(const T* const* pages, int page0, int page1, int D) {
         for (int64_t at = 0; at < page_elements<T>(D); at += 64 / int64_t(sizeof(T))) __builtin_prefetch(pages[page] + at, 0, 2);
 }
 
+// The pages that begin what a segment's rows see, of one KV head: a task that comes next finds them in cache.
 template <class T>
-void attend(const fr::Attention& a, int segment, int kv_head, int row0, int row1, void* memory) {
+FR_INLINE void fetch_segment(const fr::Attention& a, const void* cache, int segment, int kv_head) {
+    const int end = a.context[segment] + a.known[segment], first = a.window > 0 && end > a.window ? (end - a.window) / PAGE : 0;
+    const int last = pages_for(end) < first + BLOCK ? pages_for(end) : first + BLOCK;
+    for (int page = first; page < last; ++page) {
+        const T* at = (const T*)cache + (int64_t(a.pages[int64_t(segment) * a.page_columns + page]) * a.kv_heads + kv_head) * page_elements<T>(a.D);
+        fetch(&at, 0, 1, a.D);
+    }
+}
+
+template <class T>
+void attend(const fr::Attention& a, const fr::AttentionTask& task, const fr::AttentionTask* next, void* memory) {
+    const int segment = task.segment, kv_head = task.kv_head, row0 = task.row0, row1 = task.row1;
     const int D = a.D, group = a.heads / a.kv_heads, rows = row1 - row0, queries = rows * group;
     const int64_t in = int64_t(a.heads + 2 * a.kv_heads) * D;
     Scratch scratch{(char*)(((uintptr_t)memory + 63) / 64 * 64)};
+    for (int row = row0; row < row1; ++row)
+        for (int d = 0; d < group * D; d += LANES) __builtin_prefetch(a.qkv + row * in + int64_t(kv_head) * group * D + d);
 
     View* views = scratch.take<View>(rows);
     int first = 1 << 30, pages = 0, shared = 0;
@@ -384,9 +486,17 @@ void attend(const fr::Attention& a, int segment, int kv_head, int row0, int row1
     const Queries all{rows, group, scratch.take<const float*>(queries), scratch.take<float*>(queries), scratch.take<float*>(queries),
                       scratch.take<Mass>(queries)};
     float* scores = scratch.take<float>(size_t(queries) * BLOCK * PAGE);
+    [[maybe_unused]] uint32_t* queried = scratch.take<uint32_t>(PAIRED<T> ? size_t(queries) * size_t(words_of(D)) : 0);
     for (int i = 0; i < queries; ++i) {
         const int head = kv_head * group + i % group;
         all.q[i] = a.qkv + (row0 + i / group) * in + int64_t(head) * D;
+        if constexpr (PAIRED<T>) {
+#if defined(__AVX512BF16__)
+            uint32_t* pairs = queried + int64_t(i) * words_of(D);
+            pair_up(all.q[i], D, pairs);
+            all.q[i] = (const float*)pairs;
+#endif
+        }
         all.out[i] = a.out + (row0 + i / group) * int64_t(a.heads) * D + int64_t(head) * D;
         all.s[i] = scores + int64_t(i) * BLOCK * PAGE;
         all.mass[i] = {a.sinks ? a.sinks[head] : -__builtin_inff(), a.sinks ? 1.0f : 0.0f, {}};
@@ -399,8 +509,11 @@ void attend(const fr::Attention& a, int segment, int kv_head, int row0, int row1
         fetch(keys, from, to, D), fetch(values, from, to, D);
         for (int r = 0; r < rows; ++r) here[r] = within_block<T>(views[r], page, D);
         score_block<T>(all, here, keys + page, D);
+        if (next) fetch_segment<T>(a, a.keys, next->segment, next->kv_head);
         for (int i = 0; i < queries; ++i)
             if (here[i / group].end) soften(a, here[i / group], keys + page, values + page, all.s[i], all.mass[i], all.out[i]);
+        if (next) fetch_segment<T>(a, a.values, next->segment, next->kv_head);
+        next = nullptr;
         weigh_block<T>(all, here, values + page, D);
     }
     for (int i = 0; i < queries; ++i) {
@@ -412,13 +525,13 @@ void attend(const fr::Attention& a, int segment, int kv_head, int row0, int row1
     }
 }
 
-void attention(const fr::Attention& a, int32_t segment, int32_t kv_head, int32_t row0, int32_t row1, void* scratch) {
+void attention(const fr::Attention& a, const fr::AttentionTask& task, const fr::AttentionTask* next, void* scratch) {
     if (a.format == fr::BF16)
-        attend<bf16>(a, segment, kv_head, row0, row1, scratch);
+        attend<bf16>(a, task, next, scratch);
     else if (a.format == fr::INT8)
-        attend<int8_t>(a, segment, kv_head, row0, row1, scratch);
+        attend<int8_t>(a, task, next, scratch);
     else
-        attend<float>(a, segment, kv_head, row0, row1, scratch);
+        attend<float>(a, task, next, scratch);
 }
 
 }  // namespace

@@ -29,6 +29,8 @@ struct Product {
     int32_t y_column;  // the column that y begins with
     int32_t K, N, rows, tiles;
     Format format;
+    int32_t next;  // the panel that this thread most likely begins with afterwards, −1 = none
+    bool cold;     // it has just begun
 };
 
 struct Attention {
@@ -41,6 +43,11 @@ struct Attention {
     int32_t page_columns, heads, kv_heads, D, window;
     float scale, softcap;
     Format format;
+};
+
+// Rows of a segment from `row0` to `row1` (flat indices, at most ROW_BLOCK), one KV head.
+struct AttentionTask {
+    int32_t segment, kv_head, row0, row1;
 };
 
 struct Rope {
@@ -71,9 +78,9 @@ struct Kernels {
     void (*pack_rows)(const Product& p, int32_t tile0, int32_t tile1);
     void (*multiply)(const Product& p, int32_t panel0, int32_t panel1, int32_t tile0, int32_t tile1);
 
-    // Rows of segment `segment` from `row0` to `row1` (flat indices, at most ROW_BLOCK), one KV head.
     size_t (*attention_bytes)(const Attention& a, int32_t segment, int32_t row0, int32_t row1);
-    void (*attention)(const Attention& a, int32_t segment, int32_t kv_head, int32_t row0, int32_t row1, void* scratch);
+    // `next`: what this thread most likely does next, or null.
+    void (*attention)(const Attention& a, const AttentionTask& task, const AttentionTask* next, void* scratch);
 
     void (*embed)(const void* table, Format format, const int32_t* tokens, float* out, int32_t H, float scale, int32_t row0, int32_t row1);
     void (*norm)(const float* x, const float* weight, float* out, int32_t H, float eps, int32_t row0, int32_t row1);

@@ -44,16 +44,9 @@ constexpr bool DOTS = true;
 constexpr bool DOTS = false;
 #endif
 
-#if defined(__clang__)
-#define FR_UNROLL _Pragma("unroll")
-#else
-#define FR_UNROLL _Pragma("GCC unroll 32")  // else gcc keeps arrays of more than sixteen in memory
-#endif
-
 // One step of the chain: `K` elements of k. Weights and activations of a step, and how they meet in M rows by N vectors of columns: half a panel,
 // one, or two.
 struct StepF32 {
-    static constexpr int MOST = TILE_ROWS;  // rows of a tile
     static constexpr int K = 1;
     static constexpr int W = fr::PANEL;  // weight elements of a panel in a step
     static constexpr int A = 1;          // activation elements of a row in a step
@@ -73,9 +66,6 @@ struct StepF32 {
 
 #if defined(__AVX512BF16__)
 struct StepBf16 {
-    // So many rows are one tile over one half of a panel after the other: every weight is read once, and with bf16 dot products it still
-    // arrives just in time (a load and a broadcast more per vector cost nothing there).
-    static constexpr int MOST = 28;
     static constexpr int K = 2;
     static constexpr int W = fr::PANEL * 2;
     static constexpr int A = 1;
@@ -112,7 +102,6 @@ FR_INLINE void split_pairs(const bf16* w, V& even, V& odd) {
 #endif
 
 struct StepBf16 {
-    static constexpr int MOST = TILE_ROWS;
     static constexpr int K = 2;
     static constexpr int W = fr::PANEL * 2;
     static constexpr int A = 2;
@@ -138,16 +127,22 @@ struct Tile {
     int columns;        // valid ones
     bool first, last;   // block of K
     int64_t ahead;      // fetch weights so many bytes ahead, 0 = not
+    const char* next = nullptr;  // or fetch what is multiplied next from here on,
+    int64_t next_step = 0;       // so many bytes a step
 };
 
 template <int M, int N, bool FULL>
 FR_INLINE void begin(const Tile& t, V (&acc)[M][N]) {
     FR_UNROLL
     for (int m = 0; m < M; ++m)
+        for (int j = 0; j < N; ++j) acc[m][j] = zero();
+    if (t.first) return;
+    FR_UNROLL
+    for (int m = 0; m < M; ++m)
         for (int j = 0; j < N; ++j) {
             const int left = t.columns - j * LANES;
             const float* y = t.y + m * t.y_stride + j * LANES;
-            acc[m][j] = t.first || left <= 0 ? zero() : FULL || left >= LANES ? load(y) : load(y, left);
+            acc[m][j] = left <= 0 ? zero() : FULL || left >= LANES ? load(y) : load(y, left);
         }
 }
 
@@ -172,6 +167,11 @@ void tile(const Tile& t, const typename Step::Weight* panel, const typename Step
     constexpr int PANELS = (N + 1) / 2, BYTES = Step::W * int(sizeof(typename Step::Weight)) * N / 2;  // that a step reads
     const bool full = t.columns >= N * LANES;
     V acc[M][N];
+    if (t.first) {  // the sums come to rest where nothing was read: ask for the lines now
+        FR_UNROLL
+        for (int m = 0; m < M; ++m)
+            for (int j = 0; j < N; ++j) __builtin_prefetch(t.y + m * t.y_stride + j * LANES, 1);
+    }
     full ? begin<M, N, true>(t, acc) : begin<M, N, false>(t, acc);
     const typename Step::Weight* w[PANELS];
     for (int p = 0; p < PANELS; ++p) w[p] = panel + p * t.w_stride;
@@ -184,6 +184,12 @@ void tile(const Tile& t, const typename Step::Weight* panel, const typename Step
         for (int s = 0; s < t.steps; ++s) {
             for (int p = 0; p < PANELS; ++p)
                 for (int line = 0; line < BYTES / PANELS; line += 64) __builtin_prefetch((const char*)w[p] + t.ahead + line, 0, 2);
+            step();
+        }
+    } else if (t.next) {
+        const char* next = t.next;
+        for (int s = 0; s < t.steps; ++s, next += t.next_step) {
+            __builtin_prefetch(next, 0, 2);
             step();
         }
     } else {
@@ -205,19 +211,8 @@ FR_INLINE TileFn<Step> choose(int rows) {
     }
 }
 
-// Many rows by one half of a panel after the other.
-template <class Step>
-FR_INLINE void halves(Tile job, const typename Step::Weight* w, const typename Step::Act* x, int rows) {
-    TileFn<Step> run = choose<Step, 1, TILE_ROWS + 1, Step::MOST>(rows);
-    run(job, w, x);
-    if (job.columns <= LANES) return;
-    job.y += LANES, job.columns -= LANES;
-    if (job.bias) job.bias += LANES;
-    run(job, w + Step::W / 2, x);
-}
-
 // Into how many tiles so many rows are cut.
-FR_INLINE int tiles_of(int most, int rows) { return rows <= most ? 1 : (rows + TILE_ROWS - 1) / TILE_ROWS; }
+FR_INLINE int tiles_of(int rows) { return (rows + TILE_ROWS - 1) / TILE_ROWS; }
 
 FR_INLINE int tile_start(const fr::Product& p, int t) { return int(int64_t(p.rows) * t / p.tiles); }
 
@@ -228,28 +223,34 @@ void multiply_format(const fr::Product& p, int panel0, int panel1, int tile0, in
     const int steps = (p.K + Step::K - 1) / Step::K;
     const int64_t w_stride = int64_t(steps) * Step::W, x_row = int64_t(steps) * Step::A;
     const int most = (p.rows + p.tiles - 1) / p.tiles;
-    const int block = tile1 - tile0 == 1 ? steps : K_BLOCK / Step::K;
+    const bool alone = tile1 - tile0 == 1;
+    const int block = alone ? steps : K_BLOCK / Step::K;
+    const int runs = tile1 - tile0;  // over the same weights, which a core's own cache keeps meanwhile
     for (int panel = panel0; panel < panel1;) {
         const int twin = most <= TWIN_ROWS && panel + 1 < panel1 ? 2 : 1;
         const Weight* w = (const Weight*)p.w + panel * w_stride;
         for (int s = 0; s < steps; s += block) {
             const int here = steps - s < block ? steps - s : block;
+            const Weight* from = w + int64_t(s) * Step::W;
+            // Weights arrive while others are multiplied. With a single run they are fetched shortly ahead; with several, each run fetches
+            // its share of the block that comes next, be it another task's. Nobody has done that for a thread's first block.
+            const bool cold = runs == 1 || (p.cold && panel == panel0 && s == 0);
+            const Weight* behind = s + here < steps || panel + twin < panel1 ? from + int64_t(here) * Step::W
+                                   : p.next < 0                              ? nullptr
+                                                                             : (const Weight*)p.w + p.next * w_stride;
+            const int64_t step = int64_t(Step::W * sizeof(Weight)) / (cold && !alone ? runs - 1 : runs);
             for (int t = tile0; t < tile1; ++t) {
                 const int row = tile_start(p, t), rows = tile_start(p, t + 1) - row;
                 const Act* x = (const Act*)p.packed + row * x_row + int64_t(s) * rows * Step::A;
                 const int column = panel * fr::PANEL;
-                // One tile: the stream of weights further on. The last of several: the panels that come next, while these are in cache.
-                const bool next = t + 1 == tile1 && panel + twin < panel1;
-                const int64_t ahead = tile1 - tile0 == 1 ? (rows > TWIN_ROWS ? AHEAD : 0) : next ? twin * w_stride * int64_t(sizeof(Weight)) : 0;
+                const bool ahead = cold && t == tile0 && most > TWIN_ROWS;
+                const char* next = ahead || runs == 1 || !behind ? nullptr : (const char*)behind + here * step * (t - tile0 - cold);
                 const Tile job{here, w_stride, p.y + row * p.y_stride + (column - p.y_column), p.y_stride, p.bias ? p.bias + column : nullptr,
-                               p.N - column, s == 0, s + here == steps, ahead};
-                const Weight* from = w + int64_t(s) * Step::W;
+                               p.N - column, s == 0, s + here == steps, ahead ? AHEAD : 0, next, step};
                 if (twin == 2)
                     choose<Step, 4, 1, TWIN_ROWS>(rows)(job, from, x);
-                else if (rows <= TILE_ROWS)
-                    choose<Step, 2, 1, TILE_ROWS>(rows)(job, from, x);
                 else
-                    halves<Step>(job, from, x, rows);
+                    choose<Step, 2, 1, TILE_ROWS>(rows)(job, from, x);
             }
         }
         panel += twin;
@@ -263,7 +264,7 @@ void multiply(const fr::Product& p, int32_t panel0, int32_t panel1, int32_t tile
         multiply_format<StepF32>(p, panel0, panel1, tile0, tile1);
 }
 
-int32_t tiles(fr::Format format, int32_t rows) { return tiles_of(format == fr::BF16 ? StepBf16::MOST : StepF32::MOST, rows); }
+int32_t tiles(fr::Format, int32_t rows) { return tiles_of(rows); }
 
 size_t packed_bytes(fr::Format format, int32_t K) {
     if (format == fr::F32) return size_t(K) * 4;
@@ -297,11 +298,17 @@ FR_INLINE void transpose(__m512i (&r)[16]) {
     for (int i = 0; i < 16; ++i) r[i] = t[i];
 }
 
+constexpr int FETCH_ROWS = 64;  // floats that are fetched ahead of each row
+
 // `count` ≤ 16 rows of a tile of M, side by side.
 void pack_together(const float* x, int K, int count, uint32_t* to, int M) {
     const __mmask16 rows = __mmask16((1u << count) - 1);
     for (int k = 0; k < K; k += 2 * LANES, to += LANES * M) {
         __m512i r[16];
+        for (int i = 0; i < count; ++i) {  // more rows than the machine's own prefetcher follows
+            const float* later = x + int64_t(i) * K + k + FETCH_ROWS;
+            __builtin_prefetch(later), __builtin_prefetch(later + LANES);
+        }
         for (int i = 0; i < 16; ++i) r[i] = i < count ? pairs(x + int64_t(i) * K + k, K - k) : _mm512_setzero_si512();
         transpose(r);
         for (int i = 0; i < LANES && 2 * i < K - k; ++i) _mm512_mask_storeu_epi32(to + int64_t(i) * M, rows, r[i]);

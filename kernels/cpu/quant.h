@@ -356,7 +356,7 @@ size_t packed_bytes_any(fr::Format format, int32_t K) {
 }
 
 int32_t tiles_any(fr::Format format, int32_t rows) {
-    return format >= fr::INT8 ? tiles_of(TILE_ROWS, rows) : tiles(format, rows);
+    return format >= fr::INT8 ? tiles_of(rows) : tiles(format, rows);
 }
 
 void pack_rows_any(const fr::Product& p, int32_t tile0, int32_t tile1) {

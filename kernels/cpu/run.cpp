@@ -71,11 +71,9 @@ private:
 };
 
 constexpr int64_t WORTH_SHARING = 16384;  // elements of a row-wise op, multiplications / 16 of a product: below, waking a thread costs more
-constexpr size_t ROWS_TOGETHER = 640 << 10;  // bytes of packed rows that pass over a panel while it is in cache, and stay in a 1 MiB L2
-
-struct AttentionTask {
-    int32_t segment, kv_head, row0, row1;
-};
+constexpr int32_t TASKS = 6;     // of a product, for each thread: fewer leave it waiting for the last one, more cut the stream of weights
+constexpr int32_t STREAM_ROWS = 28, STREAM = 3;  // so few rows take weights as memory gives them: tasks of at least so many panels
+constexpr size_t ROWS_TOGETHER = 384 << 10;  // bytes of packed rows that pass over a panel while it is in cache, and stay in a 1 MiB L2
 
 }  // namespace
 }  // namespace fr
@@ -170,12 +168,13 @@ void Call::product(const float* x, const void* w, const float* bias, float* y, i
     const int32_t panels = (N + PANEL - 1) / PANEL, threads = c_.pool.threads();
     const bool share = threads > 1 && int64_t(rows) * K * N > 16 * WORTH_SHARING;
     const int32_t groups = std::min<int32_t>(p.tiles, int32_t((bytes + ROWS_TOGETHER - 1) / ROWS_TOGETHER));
-    const int32_t parts = share ? std::max(1, 6 * threads / groups) : 1;
-    const int32_t chunk = std::max(2, ((panels + parts - 1) / parts + 1) / 2 * 2);
-    const int32_t chunks = (panels + chunk - 1) / chunk;
+    const int32_t parts = share ? (TASKS * threads + groups - 1) / groups : 1, streams = panels / STREAM / threads * threads;
+    const int32_t chunks = std::min(panels, std::max(1, std::min(parts, rows > STREAM_ROWS ? panels : std::max(share ? threads : 1, streams))));
     auto task = [&](int32_t at, int32_t) {
-        const int32_t group = at / chunks, panel = at % chunks * chunk;
-        k_.multiply(p, panel, std::min(panels, panel + chunk), int32_t(int64_t(p.tiles) * group / groups),
+        const int32_t group = at / chunks, chunk = at % chunks;
+        Product mine = p;
+        mine.next = chunk + threads < chunks ? panels * (chunk + threads) / chunks : -1, mine.cold = at < threads;
+        k_.multiply(mine, panels * chunk / chunks, panels * (chunk + 1) / chunks, int32_t(int64_t(p.tiles) * group / groups),
                     int32_t(int64_t(p.tiles) * (group + 1) / groups));
     };
     if (share)
@@ -223,8 +222,8 @@ int32_t Call::attention() {
     }
     for (auto& buffer : c_.scratch) buffer.room<char>(bytes + 64);
     auto task = [&](int32_t at, int32_t thread) {
-        const AttentionTask& part = c_.tasks[size_t(at)];
-        k_.attention(a, part.segment, part.kv_head, part.row0, part.row1, c_.scratch[size_t(thread)].room<char>(bytes + 64));
+        const size_t place = size_t(at), later = place + c_.scratch.size();
+        k_.attention(a, c_.tasks[place], later < c_.tasks.size() ? &c_.tasks[later] : nullptr, c_.scratch[size_t(thread)].room<char>(bytes + 64));
     };
     const auto count = int32_t(c_.tasks.size());
     if (work * a.kv_heads > 16 * WORTH_SHARING)
@@ -362,7 +361,7 @@ void Call::pick() {
 
 // The output head and the choice in it. A task is one part of the vocabulary, whose scores only the thread that computes them ever sees.
 void Call::choose() {
-    const int32_t K = i(0), N = i(1), count = (N + PICK_PART - 1) / PICK_PART;
+    const int32_t K = i(0), N = i(1), count = (N + PICK_PART - 1) / PICK_PART, threads = c_.pool.threads();
     Part* parts = c_.parts.room<Part>(size_t(CHOOSE_ROWS) * size_t(count));
     for (int32_t row0 = 0; row0 < rows_; row0 += CHOOSE_ROWS) {
         Product p{};
@@ -374,6 +373,7 @@ void Call::choose() {
             const int32_t first = at * PICK_PART, end = std::min(N, first + PICK_PART), width = end - first;
             Product mine = p;
             mine.y = scores, mine.y_stride = PICK_PART, mine.y_column = first;
+            mine.next = at + threads < count ? (at + threads) * (PICK_PART / PANEL) : -1, mine.cold = at < threads;
             k_.multiply(mine, first / PANEL, (end + PANEL - 1) / PANEL, 0, p.tiles);
             for (int32_t row = 0; row < p.rows; ++row) {
                 const int32_t place = row0 + row;

@@ -24,6 +24,11 @@
 #endif
 
 #define FR_INLINE static inline __attribute__((always_inline))
+#if defined(__clang__)
+#define FR_UNROLL _Pragma("unroll")
+#else
+#define FR_UNROLL _Pragma("GCC unroll 32")  // else gcc keeps arrays of more than sixteen in memory
+#endif
 
 namespace {
 

@@ -253,7 +253,8 @@ class Contract:
         """Against the reference, with NaN in every slot that no row sees."""
         case = make_case(backend, parts, spec, kind, seed)
         actual = backend.ops.attention(case.qkv, case.pool, 1, case.batch, spec)
-        close(actual, reference.attention(case.qkv, case.pool, 1, case.batch, spec), 5e-5)
+        # Where there are bf16 dot products, a cache in bf16 meets queries and shares in bf16.
+        close(actual, reference.attention(case.qkv, case.pool, 1, case.batch, spec), 2e-2 if kind == torch.bfloat16 else 5e-5)
 
     @few
     @given(seed=seeds, parts=st.lists(segments(), min_size=2, max_size=4), spec=specs(), kind=caches)
