@@ -76,9 +76,13 @@ bench-peers: setup model ## our server beside those that tools/peers.sh installe
 bench-speculation: setup model ## guesses against none, 1 to 32 streams, five workloads (20 minutes)
 	$(BIN)/forerun bench speculation
 
-heads: setup model ## the demo heads anew, EAGLE-3 and Medusa, from the same text as the draft
-	$(BIN)/forerun train-drafter --kind eagle3 --model-id $(MODEL) --out drafts/smollm2-135m-eagle3 --work drafts/smollm2-135m.work --tokens 298000 --vocab 6144 --epochs 3 --batch-tokens 2048
-	$(BIN)/forerun train-drafter --kind medusa --model-id $(MODEL) --out drafts/smollm2-135m-medusa --work drafts/smollm2-135m.work --tokens 298000 --heads 3 --epochs 2 --batch-tokens 2048
+HEADS = --model-id $(MODEL) --work drafts/smollm2-135m.work --tokens 298000 --vocab 6144 --batch-tokens 2048
+
+heads: setup model ## the demo heads anew: EAGLE-3, DSpark, DFlash, Medusa, from one text, a quarter of an hour or two for each
+	$(BIN)/forerun train-drafter --kind eagle3 --out drafts/smollm2-135m-eagle3 $(HEADS) --epochs 3
+	$(BIN)/forerun train-drafter --kind dspark --out drafts/smollm2-135m-dspark $(HEADS) --epochs 2 --reduced --rank 32 --roots 20
+	$(BIN)/forerun train-drafter --kind dflash --out drafts/smollm2-135m-dflash $(HEADS) --epochs 2 --reduced --roots 20
+	$(BIN)/forerun train-drafter --kind medusa --out drafts/smollm2-135m-medusa $(HEADS) --epochs 2 --heads 3
 
 bench-drafters: setup model ## trained drafters and mixtures against none, 1 to 16 streams, five workloads, with a picture
 	$(BIN)/python -m forerun.bench.drafters --plot
