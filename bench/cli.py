@@ -66,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     _foundation_options(commands.add_parser("foundation", help="start our own server and check its speed bars"))
     _peers_options(commands.add_parser("peers", help="our server beside llama.cpp's and vLLM's, as far as they are installed"))
     _speculation_options(commands.add_parser("speculation", help="our server with guesses against the same without, on many loads"))
+    _grammars_options(commands.add_parser("grammars", help="the pauses of our server's streams while others send it grammars"))
     return parser
 
 
@@ -107,6 +108,13 @@ def _peers_options(parser: argparse.ArgumentParser) -> None:
         "--only", type=_numbers(str), default=[], metavar="NAME,…", help="servers by the beginning of their name, and `in-process`"
     )
     _output_options(parser, "bench/out/peers.json")
+
+
+def _grammars_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_grammars)
+    _own_server_options(parser)
+    parser.add_argument("--quick", action="store_true", help="two short rounds instead of five")
+    _output_options(parser, "bench/out/grammars.json")
 
 
 def _own_server_options(parser: argparse.ArgumentParser) -> None:
@@ -337,6 +345,17 @@ def _speculation(options: argparse.Namespace) -> int:
     differing = speculation.describe(outcomes)
     if differing:
         raise BenchError("ANSWERS DIFFER with and without guesses, which must never be:\n  " + "\n  ".join(differing))
+    return int(options.strict and not all(bar.passed for bar in bars))
+
+
+def _grammars(options: argparse.Namespace) -> int:
+    from forerun.bench import grammars
+
+    settings = grammars.Settings.quick() if options.quick else grammars.Settings()
+    measured = grammars.Grammars(options.model_id, options.server_flags, settings, show_steps())
+    bars = run(measured.run())
+    print(present(bars, []))
+    write(options.out, {"settings": _settings(options), "machine": machine(), "turns": [dataclasses.asdict(one) for one in measured.turns]})
     return int(options.strict and not all(bar.passed for bar in bars))
 
 

@@ -162,6 +162,7 @@ class Logging:
         None,
         "OpenTelemetry collector that traces of requests are sent to: http://HOST:4317 for gRPC (as TGI), http://HOST:4318/v1/traces for "
         "HTTP with protobuf. Needs the extra `otlp`",
+        secret=True,
     )
     otlp_service_name: str = tgi("text-generation-inference.router", "service name in traces")
     hint: bool = ours(False, "print a curl line to paste when the server is ready")
@@ -175,7 +176,7 @@ class Testing:
 
 _ONE_WORKER = "this version runs one worker on one device"
 _NO_TUNNEL = "there is no ngrok tunnel (TGI's own panics); put a reverse proxy in front"
-_NO_GOOGLE = "the Vertex routes are not served; use --port and /generate"
+_NO_GOOGLE = "Vertex AI's body is answered at /vertex and its health question at /health, on --port: name these to the platform"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import text_generation
 from huggingface_hub import InferenceClient
 from text_generation.errors import ValidationError
 
+from forerun.bench.grammars import HOSTILE
 from tests.e2e.server import Server, running
 from tests.e2e.test_life import kill_worker
 
@@ -169,34 +170,6 @@ def test_a_mixture_at_once_is_as_each_alone(llama: Server, guessing: Server) -> 
         with ThreadPoolExecutor(10) as pool:
             together = list(pool.map(lambda one, server=server: generate(server, **one), asked))
         assert [told(answer) for _, answer in together] == [told(answer) for _, answer in alone]
-
-
-def nested(depth: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "string"}
-    for _ in range(depth):
-        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
-    return schema
-
-
-HOSTILE: dict[str, dict[str, Any]] = {
-    "deep": {"type": "json", "value": nested(90)},
-    "exponential": {"type": "regex", "value": "(.*a.{20}){30}b"},
-    "a million": {"type": "regex", "value": "a{1000000}"},
-    "later a million": {"type": "regex", "value": "[ab]a{1000000}"},
-    "many values": {"type": "json", "value": {"properties": {"a": {"enum": [f"{i} of many" for i in range(12_000)]}}}},
-    "loop": {"type": "json", "value": {"$ref": "#"}},
-    "two loops": {"type": "json", "value": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}},
-    "endless": {"type": "json", "value": {"properties": {"a": {"$ref": "#"}}, "required": ["a"]}},
-    "contradiction": {"type": "json", "value": {"properties": {"a": {"type": "integer", "minimum": 2, "maximum": 1}}, "required": ["a"]}},
-    "a megabyte": {"type": "json", "value": {"properties": {"a": {"const": "x" * 1_000_000}}}},
-    "a long text": {"type": "json", "value": {"properties": {"a": {"const": "x" * 200_000}}, "required": ["a"]}},
-    "combinations": {
-        "type": "json",
-        "value": {"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in range(9)]} for i in range(9)]},
-    },
-    "unreadable": {"type": "regex", "value": "(((("},
-    "a lot of text": {"type": "json", "value": '{"properties":' * 50_000},
-}
 
 
 def test_hostile_grammars_harm_nobody(guessing: Server) -> None:

@@ -213,9 +213,9 @@ def test_a_bad_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_secrets_are_not_shown() -> None:
-    config = parse("--api-key", "s3cret", HF_TOKEN="t0ken", NGROK_AUTHTOKEN="n0ne")
+    config = parse("--api-key", "s3cret", HF_TOKEN="t0ken", NGROK_AUTHTOKEN="n0ne", OTLP_ENDPOINT="http://me:w0rd@collector/v1")
     assert config.serving.api_key == "s3cret"
-    for secret in ("s3cret", "t0ken", "n0ne"):
+    for secret in ("s3cret", "t0ken", "n0ne", "w0rd"):
         assert secret not in repr(config) + "".join(config.notes)
 
 
