@@ -32,7 +32,7 @@ DEFAULT_TOOL_PROMPT = (
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prompt:
     """`dialect`: how calls are written, None = there are no tools. `inside`: the prompt has opened the thoughts. `forced`: tools of which
-    one must be called; `named`: whether the template writes their names before their arguments."""
+    one must be called; `named`: whether the template writes their names before their arguments. `single`: no more than one call."""
 
     text: str
     dialect: Dialect | None
@@ -40,9 +40,10 @@ class Prompt:
     inside: bool
     forced: Sequence[Tool] = ()
     named: bool = False
+    single: bool = False
 
     def reader(self) -> Reader:
-        return Reader(self.dialect, self.thinking, self.inside)
+        return Reader(self.dialect, self.thinking, self.inside, self.single)
 
     @property
     def marks(self) -> frozenset[str]:
@@ -124,9 +125,9 @@ def offered(body: ChatRequest) -> list[Tool]:
 
 
 def _rendered(body: ChatRequest, messages: Sequence[Message], tools: list[Tool], templates: ChatTemplates) -> Prompt:
-    shown = [_plain(message) for message in messages]
-    going_on = _continues(body)
     source = templates.source(bool(tools))
+    shown = [_plain(message, "developer" in source) for message in messages]
+    going_on = _continues(body)
     knows = bool(tools) and templates.reads("tools", True)
     if tools and not knows:
         shown = _told(shown, tools, body.tool_prompt)
@@ -140,7 +141,7 @@ def _rendered(body: ChatRequest, messages: Sequence[Message], tools: list[Tool],
     )
     dialect = (dialect_of(source) if knows else JSON) if tools else None
     forced = tools if body.tool_choice not in (None, "auto") else ()
-    return Prompt(text, dialect, thinks(source), text.rstrip().endswith(THINK), forced, ARGS in source)
+    return Prompt(text, dialect, thinks(source), text.rstrip().endswith(THINK), forced, ARGS in source, body.parallel_tool_calls is False)
 
 
 def _continues(body: ChatRequest) -> bool:
@@ -157,10 +158,12 @@ def _continues(body: ChatRequest) -> bool:
     )
 
 
-def _plain(message: Message) -> dict[str, Any]:
+def _plain(message: Message, developers: bool) -> dict[str, Any]:
+    """`developers`: the template knows that role; to others OpenAI's newer name of a system message is shown as one."""
     if message.content is None and message.tool_calls is None:
         raise malformed(422, f"{_SHAPE}messages: data did not match any variant of untagged enum MessageBody")
-    shown: dict[str, Any] = {"role": message.role, "content": _text(message.content)}
+    role = "system" if message.role == "developer" and not developers else message.role
+    shown: dict[str, Any] = {"role": role, "content": _text(message.content)}
     for name in ("name", "tool_call_id", "reasoning_content"):
         if (value := getattr(message, name)) is not None:
             shown[name] = value

@@ -62,12 +62,13 @@ class _Job:
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Plan:
     """A response to be made. `whole`: of what all jobs have said; `voice`: of one job in a stream. `marks`: special tokens that are text.
-    `characters`: of the prompts."""
+    `characters`: of the prompts, and of their tokens `prompt_tokens`."""
 
     wanted: Asked
     jobs: list[_Job]
     marks: frozenset[str]
     characters: int
+    prompt_tokens: int
     ending: Ending
     whole: Callable[[list[Collector]], shape.ChatCompletion | shape.Completion]
     voice: Callable[[_Job], Voice]
@@ -129,7 +130,7 @@ class OpenAI:
             return ChatVoice(head, job.index, prompt.reader(), vocabulary, wanted)
 
         ending = Ending(head, wanted.usage, chat=True)
-        return _Plan(wanted, self._jobs(request, wanted, 0), prompt.marks, len(prompt.text), ending, whole, voice)
+        return _Plan(wanted, self._jobs(request, wanted, 0), prompt.marks, len(prompt.text), len(ids), ending, whole, voice)
 
     async def completion_body(self, http: web.Request, body: CompletionRequest) -> web.StreamResponse:
         arrived = time.monotonic()
@@ -155,7 +156,8 @@ class OpenAI:
         self, http: web.Request, body: CompletionRequest, wanted: Asked, prompts: Sequence[str | list[int]], arrived: float
     ) -> _Plan:
         jobs = [job for place, prompt in enumerate(prompts) for job in await self._continue(http, body, wanted, prompt, place, arrived)]
-        head = self._head(http, "cmpl", body.model, sum(len(job.request.tokens) for job in jobs[:: wanted.answers]), _alone(body))
+        prompt_tokens = sum(len(job.request.tokens) for job in jobs[:: wanted.answers])
+        head = self._head(http, "cmpl", body.model, prompt_tokens, _alone(body))
         vocabulary = self._desk.tokenizer()
 
         def whole(made: list[Collector]) -> shape.Completion:
@@ -166,7 +168,7 @@ class OpenAI:
             return TextVoice(head, job.index, vocabulary, wanted, job.echo, len(job.request.tokens))
 
         characters = sum(len(prompt) for prompt in prompts)
-        return _Plan(wanted, jobs, NO_MARKS, characters, Ending(head, wanted.usage, chat=False), whole, voice)
+        return _Plan(wanted, jobs, NO_MARKS, characters, prompt_tokens, Ending(head, wanted.usage, chat=False), whole, voice)
 
     async def _continue(
         self, http: web.Request, body: CompletionRequest, wanted: Asked, prompt: str | list[int], place: int, arrived: float
@@ -221,7 +223,7 @@ class OpenAI:
         headers = {
             **self._headers(plan.characters),
             **slowest.headers(generated),
-            "x-prompt-tokens": str(len(jobs[0].request.tokens)),
+            "x-prompt-tokens": str(plan.prompt_tokens),
             "x-generated-tokens": str(generated),
         }
         return _json(plan.whole(collectors), headers)

@@ -116,7 +116,7 @@ class _Sampling(Struct):
     top_p: float | None = None
     top_k: I32 | None = None
     typical_p: float | None = None
-    user: str | None = None
+    user: Annotated[Any, Meta(description="Not read")] = None
     speculate: Annotated[U32 | None, Meta(description="Most guessed tokens a step for this request; 0 switches speculation off")] = None
     priority: I32 | None = None
     deadline_ms: U32 | None = None

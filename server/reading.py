@@ -20,10 +20,12 @@ def thinks(template: str) -> bool:
 
 class Reader:
     """Reads one answer. `dialect`: None = calls are not looked for. `thinking`: thoughts may come first; `inside`: the prompt has
-    opened them already."""
+    opened them already. `single`: calls behind the first are left out."""
 
-    def __init__(self, dialect: Dialect | None, thinking: bool = False, inside: bool = False) -> None:
+    def __init__(self, dialect: Dialect | None, thinking: bool = False, inside: bool = False, single: bool = False) -> None:
         self._dialect = dialect
+        self._single = single
+        self._begun = 0
         self._state: Literal["start", "thought", "text", "call"] = "thought" if inside else "start"
         self._thinking = thinking
         self._held = ""
@@ -37,16 +39,26 @@ class Reader:
         found: list[Piece] = []
         while self._advance(found):
             pass
-        return found
+        return self._wanted(found)
 
     def finish(self) -> list[Piece]:
         """What was held, when nothing more comes."""
         if self._state == "call":
             assert self._calls is not None
-            return self._calls.finish()
+            return self._wanted(self._calls.finish())
         held, self._held = self._held, ""
         kind: Kind = "thought" if self._state == "thought" else "text"
         return [Piece(kind, held)] if held else []
+
+    def _wanted(self, found: list[Piece]) -> list[Piece]:
+        if not self._single:
+            return found
+        kept: list[Piece] = []
+        for piece in found:
+            self._begun += piece.kind == "call"
+            if self._begun < 2 or piece.kind not in ("call", "arguments"):
+                kept.append(piece)
+        return kept
 
     def _advance(self, found: list[Piece]) -> bool:
         """One step; whether another may follow."""

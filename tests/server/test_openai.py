@@ -164,6 +164,26 @@ async def test_tools_are_called(streamed: bool) -> None:
         assert '"description": "d"' in prompt
 
 
+async def test_developers_are_a_system_where_the_template_does_not_know_them() -> None:
+    strict = (
+        "{% for m in messages %}{% if m.role not in ('system', 'user') %}{{ raise_exception('no ' ~ m.role) }}{% endif %}"
+        "{{ m.role }},{% endfor %}"
+    )
+    messages = [{"role": "developer", "content": "x"}, {"role": "user", "content": "y"}]
+    async with serve() as front:
+        for template, shown in ((strict, "system,user,"), (strict.replace("'system'", "'developer'"), "developer,user,")):
+            has(front, template)
+            assert (await front.post("/chat_tokenize", {"messages": messages}))[1]["templated_text"] == shown
+
+
+async def test_the_heads_of_several_prompts_are_sums() -> None:
+    async with serve() as front:
+        response, raw = await front.raw("/v1/completions", {"prompt": ["hello", "hello the"], "max_tokens": 3, "n": 2, "user": 5})
+        usage = json.loads(raw)["usage"]
+        assert response.headers["x-prompt-tokens"] == str(usage["prompt_tokens"]) == str(len(ids("hello")) + len(ids("hello the")))
+        assert response.headers["x-generated-tokens"] == str(usage["completion_tokens"])
+
+
 async def test_a_template_that_does_not_know_tools_is_told_of_them() -> None:
     eos = byte_level().eos_ids[0]
     async with serve(script=runs(ids('{"name": "f", "parameters": {}}'), [eos]), limits=WIDE) as front:

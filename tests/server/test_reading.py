@@ -147,6 +147,43 @@ def test_what_is_parsed_has_a_name_and_json_arguments(text: str) -> None:
             assert call.name and isinstance(json.loads(call.arguments), dict)
 
 
+@pytest.mark.parametrize(
+    ("dialect", "text", "behind"),
+    [
+        (HERMES, f"So.\n{HERMES_F}\n{HERMES_G}\nDone.", "Done."),
+        (MISTRAL, '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]', ""),
+        (JSON, '{"parameters": {"a": 1}, "name": "f"}; {"name": "g", "parameters": {}}', ""),
+        (PYTHONIC, "[f(a=1), g(), f(a=1)]", ""),
+    ],
+)
+@settings(deadline=None)
+@given(data=st.data())
+def test_of_several_calls_the_first_alone_if_one_is_wanted(data: st.DataObject, dialect: Dialect, text: str, behind: str) -> None:
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=6))
+    assert [call for kind, call in read(text, dialect, cuts, single=True) if kind == "call"] == [F]
+    assert read(text, dialect, cuts, single=True)[-1] == (("text", behind) if behind else ("call", F))
+
+
+CALLS_OF = [HERMES_F, HERMES_G, '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]', '[TOOL_CALLS]f[ARGS]{"a": "x"}']
+CALLS_OF += ['{"name": "f", "parameters": {"a": [1, {}]}}', "[f(a=1, b='],'), g()]", "<|python_tag|>", "; ", ", ", "]", " so ", "\n"]
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.sampled_from(CALLS_OF), min_size=1, max_size=4), st.data())
+def test_broken_calls_read_alike_however_they_are_cut(parts: list[str], data: st.DataObject) -> None:
+    """Calls with a character left out, doubled or put in; the calls' pieces belong to a call, and all can be sent."""
+    text = "".join(parts)
+    at, put = data.draw(st.integers(0, len(text))), data.draw(st.sampled_from(["", *'"\\{}[](),=<x']))
+    text = text[:at] + put + text[at + data.draw(st.integers(0, 2)) :]
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=10))
+    for dialect in DIALECTS:
+        whole = read(text, dialect)
+        assert read(text, dialect, cuts) == whole
+        for kind, said in whole:
+            (str(said.name + said.arguments) if isinstance(said, Call) else str(said)).encode()
+            assert kind != "call" or (isinstance(said, Call) and said.name)
+
+
 def test_deep_nesting_is_text() -> None:
     for text in ("[" * 100_000, '{"a":' * 100_000):
         assert read(text, JSON)[-1][0] == "text" and not parse(PYTHONIC, text)
