@@ -160,3 +160,16 @@ def test_the_threads_of_long_jobs_give_way_to_others() -> None:
     assert threads.quick.submit(mine).result() == before
     assert threads.patient.submit(mine).result() == min(before + grammar.NICER, 19)
     assert mine() == before
+
+
+def test_answers_are_the_same_with_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever does the jobs; here steps wait for them however long they take."""
+    for name in ("PATIENCE_SECONDS", "ALONE_SECONDS", "DRAFT_SECONDS"):
+        monkeypatch.setattr(grammar, name, 60.0)
+    front = Front(tiny_engine(Chain(), grammars=Grammars(tables)))
+    patterns = [SHAPE, "[ab]+", SHAPE, "(ab|cd){9}"]
+    rows = [Sequence_(PROMPT, params(pattern, max_new_tokens=12)) for pattern in patterns]
+    for row in rows:
+        front.admit(row)
+    front.run(guess=4)
+    assert [row.answer for row in rows] == [alone(PROMPT, params(pattern, max_new_tokens=12)).answer for pattern in patterns]
