@@ -84,7 +84,10 @@ class Engine:
         depths = census(share.draft for share in shares) if nodes else []
         news = self._speculator.news()
         sources = by_source((share.draft, share.accepted) for share in shares) if nodes else []
-        return StepResult(plan.step, emits, _micros(started, drafted), _micros(drafted, verified), rows, nodes, depths, sources, news)
+        lacked = self._speculator.late()
+        return StepResult(
+            plan.step, emits, _micros(started, drafted), _micros(drafted, verified), rows, nodes, depths, sources, news, lacked
+        )
 
     def inject(self, message: Inject) -> None:
         """`fail`: the row that next reaches `value` generated tokens ends with an error."""

@@ -33,6 +33,9 @@ class StepReport:
     """for each drafter: guesses that were verified and guesses that were accepted, by depth as well"""
     draft_failures: int = 0
     """times that the drafter raised"""
+    late_positions: int = 0
+    late_answers: int = 0
+    """what the drafter had to do without"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -40,6 +40,8 @@ def report_of(tally: Tally, result: StepResult, seconds: float) -> StepReport:
         accepted_at=tally.accepted_at,
         sources=by_source(tally, result),
         draft_failures=len(result.draft_failures),
+        late_positions=result.late[0],
+        late_answers=result.late[1],
     )
 
 

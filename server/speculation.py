@@ -27,6 +27,11 @@ class SpeculationMetrics:
         self._accepted = page.family("forerun_speculation_accepted_tokens_total", accepted, counter)
         self._drafts_total = page.counter("forerun_speculation_drafts_total", "Drafts verified: one for each row and step with guesses")
         self._failures = page.counter("forerun_speculation_failures_total", "Times that the drafter raised; no answer was touched")
+        lacking = "Tokens that drafters reading the target's features know nothing of: found computed, or too much waited"
+        self._late_positions = page.counter("forerun_speculation_late_positions_total", lacking)
+        self._late_answers = page.counter(
+            "forerun_speculation_late_answers_total", "Times that the guesses of a draft service were not there, or built on an older text"
+        )
         self._drafting = page.counter("forerun_speculation_draft_seconds_total", "Seconds that drafting took")
         self._verifying = page.counter("forerun_speculation_verify_seconds_total", "Seconds of the forwards with guesses, roots included")
         self._budget = page.gauge("forerun_speculation_budget", "Guesses that the last step with guesses might have")
@@ -54,6 +59,8 @@ class SpeculationMetrics:
 
     def stepped(self, report: StepReport) -> None:
         self._failures.add(report.draft_failures)
+        self._late_positions.add(report.late_positions)
+        self._late_answers.add(report.late_answers)
         if report.asked:
             self._drafting.add(report.draft_us / 1e6)
         if not report.nodes:

@@ -24,7 +24,7 @@ from torch import Tensor
 from forerun.backends.base import Pool, PoolSpec
 from forerun.engine.batch import Batch, Stem, grow
 from forerun.engine.drafters.branches import ROOT, Branches, Tree
-from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Place, Terms
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Late, Needs, Place, Terms
 from forerun.engine.drafters.ear import Ear
 from forerun.engine.drafters.lattice import Levels
 from forerun.engine.drafters.recursive import CATCH_UP, COPIES, QUIET
@@ -89,13 +89,18 @@ class Cascade:
         work = self._room * (COPIES * self._deepest * max(each.width for each in stages.nets) + stages.width + 3 * net.carried)
         work += 2 * rows * net.vocab * self._deepest + rows * self._deepest * 2 * LAG * net.carried + STORAGE * host.model.hidden
         taps = (stages.tap,)
-        self.needs = Needs(taps, (stages.pool,), most, lazy=False, weight_bytes=stages.bytes, work_bytes=4 * work, attach=self._attach)
+        self.needs = Needs(
+            taps, (stages.pool,), most, lazy=False, weight_bytes=stages.bytes, work_bytes=4 * work, attach=self._attach, late=self._lacks
+        )
 
     @property
     def late(self) -> int:
         """Positions of the target that this drafter never saw, so far."""
         self._ear.heed()
         return self._trail.late
+
+    def _lacks(self) -> Late:
+        return Late(positions=self._trail.late)
 
     def absorb(self, commit: Commit) -> None:
         self._quiet += 1

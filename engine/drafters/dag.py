@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from forerun.engine.drafters.calibration import Calibration
-from forerun.engine.drafters.draft import FREE, Commit, Draft, Drafter, Needs, Place, Terms
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Drafter, Late, Needs, Place, Terms
 from forerun.engine.drafters.earned import Earned
 from forerun.engine.drafters.guarded import Guarded
 from forerun.engine.drafters.history import fresh
@@ -83,6 +83,7 @@ class Dag:
             work_bytes=sum(need.work_bytes for need in needs),
             attach=self._attach,
             news=self._news,
+            late=self._late,
         )
         taps = [[layers.index(layer) for layer in drafter.needs.layers] for drafter in drafters]
         guarded = [Guarded(drafter, names[place] if names else f"number {place + 1}") for place, drafter in enumerate(drafters)]
@@ -102,6 +103,9 @@ class Dag:
 
     def _news(self) -> list[str]:
         return [line for source in self._sources for line in source.drafter.news()]
+
+    def _late(self) -> Late:
+        return Late(*(sum(counts) for counts in zip(*(source.drafter.needs.late() for source in self._sources))))
 
     def _attach(self, place: Place) -> None:
         """Each source its own pools, in the order in which the sources are named."""

@@ -20,7 +20,7 @@ import torch
 from forerun.backends.base import PoolSpec
 from forerun.engine.drafters.dflash_load import BlockPlan, merged, read_net, read_output, read_plan
 from forerun.engine.drafters.dflash_net import BlockNet, Spot
-from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Place, Terms
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Late, Needs, Place, Terms
 from forerun.engine.drafters.dspark import has_heads, read_spark
 from forerun.engine.drafters.ear import Ear
 from forerun.engine.drafters.heads import Heads, parse_value
@@ -98,13 +98,18 @@ class Blocks:
         rows, hidden = host.start.max_rows, host.model.hidden
         work = (rows * plan.size + CATCH_UP) * net.width + net.gathered(plan.size)
         work += (STORAGE + CATCH_UP) * len(plan.taps) * hidden + 2 * max(rows, ROWS) * vocab
-        self.needs = Needs(plan.taps, (pool,), most, lazy=False, weight_bytes=weight_bytes, work_bytes=4 * work, attach=self._attach)
+        self.needs = Needs(
+            plan.taps, (pool,), most, lazy=False, weight_bytes=weight_bytes, work_bytes=4 * work, attach=self._attach, late=self._lacks
+        )
 
     @property
     def late(self) -> int:
         """Positions of the target that this drafter never saw, so far."""
         self._ear.heed()
         return self._trail.late
+
+    def _lacks(self) -> Late:
+        return Late(positions=self._trail.late)
 
     def absorb(self, commit: Commit) -> None:
         self._quiet += 1

@@ -198,6 +198,18 @@ def _nowhere(place: Place) -> None:
     return None
 
 
+class Late(NamedTuple):
+    """What a drafter had to do without, since it was opened: `positions` of texts that it knows nothing of (a prefix was found computed, or
+    too much waited); `answers` of a draft service that were not there when they were asked for."""
+
+    positions: int = 0
+    answers: int = 0
+
+
+def _punctual() -> Late:
+    return Late()
+
+
 def _no_news() -> list[str]:
     return []
 
@@ -209,7 +221,7 @@ class Needs:
     own, which have a slot for each of the target's. `most`: most nodes it can propose for a row. `lazy`: it may skip rows while
     speculation is off and catch up later from `absorb`ed tokens alone. `weight_bytes`: what it has loaded; `work_bytes`: what its forwards
     take beside their pools. `attach`: called once, with as many pools, before anything is absorbed. `news`: what went wrong inside and was
-    survived there, one line each, since it was asked last."""
+    survived there, one line each, since it was asked last. `late`: see `Late`; asked in every step."""
 
     layers: tuple[int, ...] = ()
     pools: tuple[PoolSpec, ...] = ()
@@ -219,6 +231,7 @@ class Needs:
     work_bytes: int = 0
     attach: Callable[[Place], None] = dataclasses.field(default=_nowhere, compare=False)
     news: Callable[[], list[str]] = dataclasses.field(default=_no_news, compare=False)
+    late: Callable[[], Late] = dataclasses.field(default=_punctual, compare=False)
 
     @property
     def dear(self) -> bool:

@@ -21,7 +21,7 @@ from torch import Tensor
 from forerun.backends.base import Ops, PoolSpec
 from forerun.engine.batch import Batch, Stem, grow
 from forerun.engine.drafters.branches import ROOT, Branches, Tree
-from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Place, Terms
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Late, Needs, Place, Terms
 from forerun.engine.drafters.ear import Ear
 from forerun.engine.drafters.lattice import Levels
 from forerun.engine.drafters.recursive_net import Net, Stage, Stepped
@@ -76,13 +76,18 @@ class Recursive:
         staged = made.width + made.net.carried
         work = self._room * (made.net.width * COPIES + staged) + 2 * rows * beams * made.net.vocab
         work += (STORAGE + 2 * self._room) * len(made.taps) * host.model.hidden  # what waits; what is entered, joined and fused
-        self.needs = Needs(made.taps, (made.pool,), most, lazy=False, weight_bytes=made.bytes, work_bytes=4 * work, attach=self._attach)
+        self.needs = Needs(
+            made.taps, (made.pool,), most, lazy=False, weight_bytes=made.bytes, work_bytes=4 * work, attach=self._attach, late=self._lacks
+        )
 
     @property
     def late(self) -> int:
         """Positions of the target that this drafter never saw, so far."""
         self._ear.heed()
         return self._trail.late
+
+    def _lacks(self) -> Late:
+        return Late(positions=self._trail.late)
 
     def absorb(self, commit: Commit) -> None:
         self._quiet += 1

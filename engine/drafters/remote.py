@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from forerun.drafting import Guess, Hello, fingerprint
 from forerun.engine.drafters.calibration import Calibration
-from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Terms
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Late, Needs, Terms
 from forerun.engine.drafters.history import fresh
 from forerun.engine.drafters.registry import Setting
 from forerun.engine.drafters.remote_wire import BROKEN, Refused, Wire
@@ -53,7 +53,8 @@ class Remote:
     """`wire`: an open line. `most`: nodes of a draft. `wait`: seconds a step may wait at the most."""
 
     def __init__(self, wire: Wire, most: int = MOST, wait: float = MOST_WAIT_MS / 1000) -> None:
-        self.needs = Needs(most=most, lazy=False)
+        self.needs = Needs(most=most, lazy=False, late=self._lacks)
+        self._late = 0
         middle = [(i + 0.5) / _BINS for i in range(_BINS)]
         self.calibration = Calibration([0.8 * sure for sure in (*middle, *middle)])
         self._wire = wire
@@ -94,6 +95,9 @@ class Remote:
             pass  # the line's thread says so, and goes on trying
         wire.start()
         return cls(wire, setting.nodes or MOST, wait / 1000)
+
+    def _lacks(self) -> Late:
+        return Late(answers=self._late)
 
     def absorb(self, commit: Commit) -> None:
         for i, number in enumerate(commit.rows):
@@ -140,6 +144,7 @@ class Remote:
 
     def _draft(self, number: int, most: int, guess: Guess | None) -> Draft:
         since = self._known[number] - guess.base if guess is not None else 0
+        self._late += number in self._keys and (guess is None or since > 0)
         if guess is None or since > len(self._tails[number]):
             self._gain -= _STEP * self._gain
             return Draft.none()

@@ -13,7 +13,7 @@ from operator import sub
 
 from forerun.engine import grammar, rejection
 from forerun.engine.drafters.choose import choose, keep
-from forerun.engine.drafters.draft import Commit, Draft, Drafter, Needs, Room, Silent, Terms, prune
+from forerun.engine.drafters.draft import Commit, Draft, Drafter, Late, Needs, Room, Silent, Terms, prune
 from forerun.engine.drafters.guarded import MOST_FAILURES
 from forerun.engine.drafters.trust import Trust
 from forerun.engine.kv import Table
@@ -39,6 +39,7 @@ class Speculator:
         self.failures = 0
         self._answers: dict[int, dict[tuple[int, ...], int]] = {}
         self._news: list[str] = []
+        self._late = Late()
 
     @property
     def needs(self) -> Needs:
@@ -133,6 +134,11 @@ class Speculator:
         """What went wrong since this was asked last, one line each."""
         news, self._news = [*self._news, *self.needs.news()], []
         return news
+
+    def late(self) -> tuple[int, int]:
+        """(positions, answers) that the drafter had to do without since this was asked last."""
+        before, self._late = self._late, self.needs.late()
+        return max(0, self._late.positions - before.positions), max(0, self._late.answers - before.answers)
 
     def forget(self, rows: Sequence[Row]) -> None:
         """These rows are gone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import msgspec
@@ -41,6 +42,14 @@ async def test_guesses_are_counted_by_source_and_position() -> None:
         assert page[accepted + '{source="model=small",position="0"}'] == 1
         assert page["forerun_speculation_drafts_total"] == 2
         assert page["forerun_speculation_draft_seconds_total"] == 1e-4 and page["forerun_speculation_verify_seconds_total"] == 9e-3
+
+
+async def test_what_drafters_had_to_do_without_is_counted() -> None:
+    async with serve() as front:
+        await joined(front)
+        front.services.metrics.batch.stepped(dataclasses.replace(REPORT, late_positions=48, late_answers=2))
+        page = await scrape(front)
+        assert page["forerun_speculation_late_positions_total"] == 48 and page["forerun_speculation_late_answers_total"] == 2
 
 
 async def test_vllm_s_names_as_its_exporter_writes_them() -> None:

@@ -106,6 +106,20 @@ class TestTogether:
             assert asked < 10
             assert drafter.propose([0], [3])[0].token == [60, 61, 62]
 
+    def test_answers_that_are_not_there_are_counted(self) -> None:
+        with running(honest(service(Written(count_up, 12)))) as url:
+            drafter = remote(url)
+            eventually(lambda: drafter._wire.open)
+            tell(drafter, 0, [], [1, 2])
+            drafter.propose([0], [4])
+            assert drafter.needs.late().answers == 0
+        tell(drafter, 0, [1, 2], [9])
+        drafter._wait = 0.0
+        drafter.propose([0], [4])
+        assert drafter.needs.late().answers == 1
+        drafter.propose([7], [4])
+        assert drafter.needs.late().answers == 1, "nobody was asked about that row"
+
     def test_the_engine_writes_the_same_with_it(self) -> None:
         with running(honest()) as url:
             drafter = remote(url)

@@ -6,12 +6,13 @@ import math
 
 import pytest
 
-from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Terms
+from forerun.engine.drafters.dag import Dag
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Late, Needs, Silent, Terms
 from forerun.engine.drafters.speculator import MOST_FAILURES, Speculator
 from forerun.engine.kv import Table
 from forerun.engine.rows import Row, Share
 from forerun.messages import StepPlan
-from tests.engine.tiny import VOCAB, Front, Sequence_, alone, params_for, tiny_engine
+from tests.engine.tiny import LONGEST, VOCAB, Front, Sequence_, alone, params_for, tiny_engine
 
 PROMPTS = [[1, 2, 3, 4, 5] * 4, [9, 8, 7] * 6]
 
@@ -53,6 +54,19 @@ def serve(drafter: object, rounds: int = 1, guess: int = 3) -> list[Sequence_]:
 
 
 EXPECTED = [alone(prompt, params_for(prompt, max_new_tokens=6)).answer for prompt in PROMPTS]
+
+
+def test_what_a_drafter_had_to_do_without_is_told_once() -> None:
+    """Each step's share of what it counts, joined or alone, and nothing of one that was silenced."""
+    counts = [Late(3, 1), Late(3, 1), Late(50, 4)]
+    drafter = Silent()
+    drafter.needs = Needs(most=4, late=lambda: counts.pop(0))
+    speculator = Speculator(drafter, VOCAB, LONGEST, 4, 4)
+    assert [speculator.late() for _ in range(3)] == [(3, 1), (0, 0), (47, 3)]
+    speculator._drafter = Silent()
+    assert speculator.late() == (0, 0)
+    drafter.needs = Needs(most=4, late=lambda: Late(5, 2))
+    assert Dag([drafter, drafter, Silent()], 4).needs.late() == Late(10, 4)
 
 
 @pytest.mark.parametrize("lazy", [True, False])
