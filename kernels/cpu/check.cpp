@@ -1,6 +1,6 @@
 // Runs every op on every instruction set of this machine, in buffers of exactly the size they must have, for sanitizers to watch. Shapes are
 // drawn at random; each result must be the same bits with one thread and with three, a row of a product the same alone and among others, all
-// forms that fuse multiply-add the same but for bf16 dot products, and every form close to the scalar one.
+// forms that fuse multiply-add the same but for bf16 dot products, every form close to the scalar one, and ops that run together the same as apart.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -37,10 +37,11 @@ std::vector<uint16_t> halves(const std::vector<float>& from) {
     return out;
 }
 
-// One program of one op, with its operands. `results` are compared.
+// A program of one op, or of several that may run together, with their operands. `results` are compared.
 struct Job {
     std::string name;
     fr_op op{};
+    std::vector<fr_op> more;
     std::vector<void*> table;
     int32_t sizes[FR_SIZES] = {};
     std::vector<std::shared_ptr<void>> owned;
@@ -319,11 +320,50 @@ Job write() {
     return job;
 }
 
-bool run(const Job& job, fr_context* context, std::vector<float>& out) {
-    if (const int status = fr_run(context, &job.op, 1, job.table.data(), job.sizes)) {
-        printf("%s: status %d\n", job.name.c_str(), status);
-        return false;
-    }
+// A product of heads, their rotation and their entries in a cache: one pass where heads are whole panels.
+Job heads() {
+    Job job;
+    const int sizes[] = {16, 32, 64, 96}, D = sizes[draw(0, 3)], kv_heads = draw(1, 2), heads = kv_heads * draw(1, 3), n = draw(1, 40);
+    const int K = draw(1, 200), width = (heads + 2 * kv_heads) * D, pages = 3, half = draw(0, D / 2), norm = draw(0, 1) ? D : 0;
+    std::vector<int32_t> positions, slots;
+    for (int r = 0; r < n; ++r) positions.push_back(draw(0, 29)), slots.push_back(r * 7 % 48);
+    const auto keys = cache(job, 0, size_t(pages) * kv_heads, D), values = cache(job, 0, size_t(pages) * kv_heads, D);
+    job.name = "heads";
+    job.op.code = FR_MATMUL;
+    job.sizes[FR_N] = n;
+    float* y = job.result(size_t(n) * width);
+    job.operands({job.own(floats(size_t(n) * K)), job.aligned(floats(size_t((width + 31) / 32) * 32 * K, 0.2f)), nullptr, y});
+    job.integers({K, width, 0});
+    const auto add = [&](int code, std::initializer_list<void*> operands, std::initializer_list<int32_t> integers) {
+        const fr_op first = job.op;
+        job.op = {};
+        job.op.code = code;
+        job.operands(operands);
+        job.op.t[0] = first.t[3];  // the place of y itself, by which neighbours are known
+        job.integers(integers);
+        job.constants({1e-5f});
+        job.more.push_back(job.op);
+        job.op = first;
+    };
+    add(FR_ROPE,
+        {y, job.own(positions), job.own(floats(size_t(30) * half)), job.own(floats(size_t(30) * half)), norm ? job.own(floats(D)) : nullptr,
+         norm ? job.own(floats(D)) : nullptr},
+        {heads, kv_heads, D, half, norm, norm, 30});
+    add(FR_WRITE_KV, {y, keys.first, values.first, job.own(slots)}, {heads, kv_heads, D, 0, pages});
+    job.results.push_back(keys), job.results.push_back(values);
+    return job;
+}
+
+// `apart`: every op by itself.
+bool run(const Job& job, fr_context* context, std::vector<float>& out, bool apart = false) {
+    std::vector<fr_op> program{job.op};
+    program.insert(program.end(), job.more.begin(), job.more.end());
+    const int count = int(program.size()), step = apart ? 1 : count;
+    for (int at = 0; at < count; at += step)
+        if (const int status = fr_run(context, program.data() + at, step, job.table.data(), job.sizes)) {
+            printf("%s: status %d\n", job.name.c_str(), status);
+            return false;
+        }
     out.clear();
     for (const auto& [at, count] : job.results) out.insert(out.end(), at, at + count);
     return true;
@@ -343,7 +383,7 @@ bool agree(const Job& job, const std::vector<float>& a, const std::vector<float>
 
 // Every row of a product once more, alone.
 bool alone(Job& job, fr_context* context, const std::vector<float>& whole) {
-    if (job.op.code != FR_MATMUL) return true;
+    if (job.op.code != FR_MATMUL || !job.more.empty()) return true;
     const int K = job.op.i[0], N = job.op.i[1], rows = job.sizes[FR_N];
     auto* x = static_cast<float*>(job.table[size_t(job.op.t[0])]);
     job.sizes[FR_N] = 1;
@@ -375,7 +415,7 @@ int main(int argc, char** argv) {
         one.push_back(fr_open(1, name));
         three.push_back(fr_open(3, name));
     }
-    Job (*const kinds[])() = {product, codes, attention, rows, rotation, mixture, choice, keep, write};
+    Job (*const kinds[])() = {product, codes, attention, rows, rotation, mixture, choice, keep, write, heads};
     int failures = 0, count = 0;
     for (int round = 0; round < rounds; ++round)
         for (auto kind : kinds) {
@@ -388,6 +428,11 @@ int main(int argc, char** argv) {
                 dice = seed;
                 job = kind();
                 failures += !run(job, three[i], again) || !agree(job, first, again, 0, "one and three threads");
+                if (!job.more.empty()) {
+                    dice = seed;
+                    job = kind();
+                    failures += !run(job, one[i], again, true) || !agree(job, first, again, 0, "ops together and apart");
+                }
                 if (i + 1 == one.size()) scalar = first;
                 failures += !agree(job, scalar, first, job.tolerance, "instruction sets");
                 if (exact(job, fr_isa(one[i]))) {

@@ -58,6 +58,16 @@ struct Rope {
     float eps;
 };
 
+// Where new entries of a layer's cache come from and go to. kv: of the first row, kv_heads keys of D, then as many values.
+struct Entries {
+    const float* kv;
+    int64_t stride;  // floats from row to row
+    void *keys, *values;
+    const int32_t* slots;
+    int32_t kv_heads, D;
+    Format format;
+};
+
 // What a part of a row's scores says about its choice. `total`: the best of score + noise, first at `token`, whose score is `score`; `peak`:
 // the largest score; `mass`: Σ exp(score − peak). Parts are PICK_PART ids, so that whoever computes them, in whatever order, joins the same
 // numbers.
@@ -85,9 +95,8 @@ struct Kernels {
     void (*embed)(const void* table, Format format, const int32_t* tokens, float* out, int32_t H, float scale, int32_t row0, int32_t row1);
     void (*norm)(const float* x, const float* weight, float* out, int32_t H, float eps, int32_t row0, int32_t row1);
     void (*add)(const float* x, const float* residual, float* out, int64_t count, float scale);
-    void (*rope)(const Rope& r, int32_t row0, int32_t row1);
-    void (*write_kv)(const float* kv, int64_t stride, void* keys, void* values, Format format, const int32_t* slots, int32_t kv_heads,
-                     int32_t D, int32_t row0, int32_t row1);
+    void (*rope)(const Rope& r, int32_t row0, int32_t row1, int32_t head0, int32_t head1);  // heads of q, then of k
+    void (*write_kv)(const Entries& e, int32_t row0, int32_t row1, int32_t head0, int32_t head1);  // heads of k, then of v
     void (*gate)(const float* x, float* out, int32_t F, int32_t activation, int32_t row0, int32_t row1);
     void (*cap)(float* x, int64_t count, float scale, float softcap);
     void (*divide)(float* x, int64_t count, float by);

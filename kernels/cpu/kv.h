@@ -54,17 +54,4 @@ FR_INLINE float write_codes(const float* x, int D, int8_t* to, int step) {
     return scale;
 }
 
-void write_rows_of_codes(const float* kv, int64_t stride, int8_t* keys, int8_t* values, const int32_t* slots, int heads, int D, int row0,
-                         int row1) {
-    for (int row = row0; row < row1; ++row) {
-        const int64_t page = slots[row] / fr::PAGE, offset = slots[row] % fr::PAGE;
-        for (int h = 0; h < heads; ++h) {
-            const float* k = kv + row * stride + int64_t(h) * D;
-            const int64_t at = (page * heads + h) * page_elements<int8_t>(D);
-            scales_of(keys + at, D)[offset] = write_codes(k, D, keys + at + offset, fr::PAGE);
-            scales_of(values + at, D)[offset] = write_codes(k + int64_t(heads) * D, D, values + at + offset * D, 1);
-        }
-    }
-}
-
 }  // namespace

@@ -145,16 +145,14 @@ constexpr int chains(int) { return 1; }
 constexpr int chains(int M) { return M == 1 ? 4 : M <= 3 ? 2 : 1; }
 #endif
 
-// Sums of a group, M rows by 32 columns, in g[row + M · chain]: what the two widths of codes do differently. `ahead` as in Tile; fetching
-// what is at hand costs nothing.
+// Sums of a group, M rows by 32 columns, in g[row + M · chain]: what the two widths of codes do differently.
 struct Bytes {
     static constexpr int CODES = GROUP * fr::PANEL;
     template <int M, int N, int C>
-    FR_INLINE void sum(I (&g)[M * C][N], const uint8_t* codes, const int32_t* q, int64_t ahead) {
+    FR_INLINE void sum(I (&g)[M * C][N], const uint8_t* codes, const int32_t* q) {
         for (int pairs = 0; pairs < PAIRS; pairs += C)
             for (int c = 0; c < C; ++c) {
                 const int pair = pairs + c;
-                __builtin_prefetch(codes + ahead + pair * 64, 0, 2);
                 const int8_t* at = (const int8_t*)codes + pair * 2 * fr::PANEL;
                 I w[N];
                 for (int j = 0; j < N; ++j) w[j] = load_bytes(at + j * fr::PANEL);
@@ -182,9 +180,8 @@ struct Nibbles {
         }
     }
     template <int M, int N, int C>
-    FR_INLINE void sum(I (&g)[M * C][N], const uint8_t* codes, const int32_t* q, int64_t ahead) {
+    FR_INLINE void sum(I (&g)[M * C][N], const uint8_t* codes, const int32_t* q) {
         for (int octet = 0; octet < PAIRS / 4; ++octet) {
-            __builtin_prefetch(codes + ahead + octet * 128, 0, 2), __builtin_prefetch(codes + ahead + octet * 128 + 64, 0, 2);
             const uint16_t* at = (const uint16_t*)codes + octet * 2 * fr::PANEL;
             I words[N];
             for (int j = 0; j < N; ++j) words[j] = load_words(at + j * fr::PANEL);
@@ -229,12 +226,14 @@ void group_tile(const Tile& t, int bytes, const uint8_t* w, const uint16_t* scal
     Sums<M, N> sums;
     {
         V y[M][N];
-        full ? begin<M, N, true>(t, y) : begin<M, N, false>(t, y);
+        if (!t.first) full ? begin<M, N, true>(t, y) : begin<M, N, false>(t, y);
         FR_UNROLL
         for (int m = 0; m < M; ++m)
-            for (int j = 0; j < N; ++j) sums.put(m, j, y[m][j]);
+            for (int j = 0; j < N; ++j) sums.put(m, j, t.first ? zero() : y[m][j]);
     }
     for (int s = 0; s < t.steps; ++s, w += bytes, scale += bytes / 2, x += M * ROW_WORDS) {
+        if (t.ahead)  // scales and minima too: a line that nobody asked for costs as much as a group of codes
+            for (int at = 0; at < bytes; at += 64) __builtin_prefetch(w + t.ahead + at, 0, 2);
         const int32_t* start = x + (PAIRS + 1) * M;
         const float *step = (const float*)x + PAIRS * M, *total = step + 2 * M;
         I g[M * C][N];
@@ -242,7 +241,7 @@ void group_tile(const Tile& t, int bytes, const uint8_t* w, const uint16_t* scal
         for (int m = 0; m < M * C; ++m)
             for (int j = 0; j < N; ++j) g[m][j] = splat(m < M ? start[m] : 0);
         sums.leave();
-        Codes::template sum<M, N, C>(g, w, x, t.ahead);
+        Codes::template sum<M, N, C>(g, w, x);
         sums.leave();
         for (int m = M; m < M * C; ++m)
             for (int j = 0; j < N; ++j) g[m % M][j] = g[m % M][j] + g[m][j];
@@ -330,6 +329,21 @@ FR_INLINE Rounded round_group(const float* x, int count, int16_t (&q)[GROUP]) {
     return {peak > 1e-30f ? peak / 32767.0f : 0.0f, sum((u - magic) + (v - magic))};
 }
 
+// The groups of `count` ≤ 16 rows of a tile of M, side by side: pair i of row m to out[i · M + m].
+FR_INLINE void interleave(const int16_t (&q)[LANES][GROUP], int count, int32_t* out, int M) {
+#if defined(__AVX512BF16__)
+    if (count >= 4) {
+        __m512i r[LANES];
+        for (int i = 0; i < LANES; ++i) r[i] = i < count ? _mm512_load_si512(q[i]) : _mm512_setzero_si512();
+        transpose(r);
+        for (int i = 0; i < PAIRS; ++i) _mm512_mask_storeu_epi32(out + i * M, __mmask16((1u << count) - 1), r[i]);
+        return;
+    }
+#endif
+    for (int m = 0; m < count; ++m)
+        for (int i = 0; i < PAIRS; ++i) memcpy(out + i * M + m, q[m] + 2 * i, 4);
+}
+
 void pack_groups(const fr::Product& p, int tile0, int tile1) {
     const int groups = (p.K + GROUP - 1) / GROUP;
     const float offset = p.format == fr::INT4_SYMMETRIC ? -8.0f : 0.0f;
@@ -337,14 +351,16 @@ void pack_groups(const fr::Product& p, int tile0, int tile1) {
         const int row = tile_start(p, t), M = tile_start(p, t + 1) - row;
         int32_t* out = (int32_t*)p.packed + int64_t(row) * groups * ROW_WORDS;
         for (int g = 0; g < groups; ++g, out += M * ROW_WORDS)
-            for (int m = 0; m < M; ++m) {
-                alignas(64) int16_t q[GROUP];
-                const int left = p.K - g * GROUP;
-                const Rounded made = round_group(p.x + int64_t(row + m) * p.K + g * GROUP, left < GROUP ? left : GROUP, q);
-                for (int pair = 0; pair < PAIRS; ++pair) memcpy(out + pair * M + m, q + 2 * pair, 4);
-                ((float*)out)[PAIRS * M + m] = made.step;
-                out[(PAIRS + 1) * M + m] = int32_t(offset * made.sum);
-                ((float*)out)[(PAIRS + 2) * M + m] = made.step * made.sum;
+            for (int m = 0; m < M; m += LANES) {
+                const int count = M - m < LANES ? M - m : LANES, left = p.K - g * GROUP;
+                alignas(64) int16_t q[LANES][GROUP];
+                for (int i = 0; i < count; ++i) {
+                    const Rounded made = round_group(p.x + int64_t(row + m + i) * p.K + g * GROUP, left < GROUP ? left : GROUP, q[i]);
+                    ((float*)out)[PAIRS * M + m + i] = made.step;
+                    out[(PAIRS + 1) * M + m + i] = int32_t(offset * made.sum);
+                    ((float*)out)[(PAIRS + 2) * M + m + i] = made.step * made.sum;
+                }
+                interleave(q, count, out + m, M);
             }
     }
 }

@@ -71,59 +71,67 @@ FR_INLINE void rotate(float* x, const float* cos, const float* sin, int half) {
     });
 }
 
-void rope(const fr::Rope& r, int32_t row0, int32_t row1) {
+// Heads head0 … head1 of q and k, counted together. A norm over all heads together needs them all.
+void rope(const fr::Rope& r, int32_t row0, int32_t row1, int32_t head0, int32_t head1) {
     const int64_t stride = int64_t(r.heads + 2 * r.kv_heads) * r.D;
+    const int q1 = head1 < r.heads ? head1 : r.heads, k0 = head0 > r.heads ? head0 - r.heads : 0, k1 = head1 - r.heads;
     for (int64_t row = row0; row < row1; ++row) {
         float* q = r.qkv + row * stride;
         float* k = q + int64_t(r.heads) * r.D;
         if (r.q_norm)
-            for (int i = 0; i < r.heads * r.D; i += r.q_norm_size) normalize(q + i, r.q_norm, q + i, r.q_norm_size, r.eps);
+            for (int i = head0 * r.D; i < q1 * r.D; i += r.q_norm_size) normalize(q + i, r.q_norm, q + i, r.q_norm_size, r.eps);
         if (r.k_norm)
-            for (int i = 0; i < r.kv_heads * r.D; i += r.k_norm_size) normalize(k + i, r.k_norm, k + i, r.k_norm_size, r.eps);
+            for (int i = k0 * r.D; i < k1 * r.D; i += r.k_norm_size) normalize(k + i, r.k_norm, k + i, r.k_norm_size, r.eps);
         if (!r.half) continue;
         const int64_t at = int64_t(r.positions[row]) * r.half;
-        for (int h = 0; h < r.heads + r.kv_heads; ++h) rotate(q + int64_t(h) * r.D, r.cos + at, r.sin + at, r.half);
+        for (int h = head0; h < head1; ++h) rotate(q + int64_t(h) * r.D, r.cos + at, r.sin + at, r.half);
     }
 }
 
 FR_INLINE void narrow(float x, float& to) { to = x; }
 FR_INLINE void narrow(float x, bf16& to) { to = round_bf16(x); }
 
-// The lines that the entry of a slot lies in.
+// One entry x [D] → to[0], to[step], … Rounded together first: writing apart is as slow as it is.
 template <class T>
-FR_INLINE void fetch_entry(const T* keys, const T* values, int slot, int heads, int D) {
-    for (int h = 0; h < heads; ++h) {
-        const int64_t at = (int64_t(slot / fr::PAGE) * heads + h) * fr::PAGE * D;
-        for (int64_t d = 0; d < D; d += 64 / (fr::PAGE * int(sizeof(T)))) __builtin_prefetch(keys + at + d * fr::PAGE, 1);
-        for (int64_t d = 0; d < D; d += 64 / int(sizeof(T))) __builtin_prefetch(values + at + slot % fr::PAGE * D + d, 1);
+FR_INLINE void write_entry(const float* x, int D, T* to, int step) {
+    constexpr int PART = 64;
+    T part[PART];
+    for (int d0 = 0; d0 < D; d0 += PART) {
+        const int n = D - d0 < PART ? D - d0 : PART;
+        for (int d = 0; d < n; ++d) narrow(x[d0 + d], part[d]);
+        for (int d = 0; d < n; ++d) to[int64_t(d0 + d) * step] = part[d];
     }
 }
 
 template <class T>
-void write_rows(const float* kv, int64_t stride, T* keys, T* values, const int32_t* slots, int heads, int D, int row0, int row1) {
+void write_rows(const fr::Entries& e, int row0, int row1, int head0, int head1) {
     for (int row = row0; row < row1; ++row) {
-        const int64_t page = slots[row] / fr::PAGE, offset = slots[row] % fr::PAGE;
-        const int later = row + 4 < row1 ? row + 4 : row;  // a page of another sequence is far away
-        fetch_entry(keys, values, slots[later], heads, D);
-        for (int h = 0; h < heads; ++h) {
-            const float* k = kv + row * stride + int64_t(h) * D;
-            const float* v = k + int64_t(heads) * D;
-            T* to_k = keys + (page * heads + h) * fr::PAGE * D + offset;
-            T* to_v = values + ((page * heads + h) * fr::PAGE + offset) * D;
-            for (int d = 0; d < D; ++d) narrow(k[d], to_k[int64_t(d) * fr::PAGE]);
-            for (int d = 0; d < D; ++d) narrow(v[d], to_v[d]);
+        const int slot = e.slots[row], next = e.slots[row + 4 < row1 ? row + 4 : row];  // a page of another sequence is far away
+        for (int head = head0; head < head1; ++head) {
+            const bool value = head >= e.kv_heads;
+            const int64_t h = value ? head - e.kv_heads : head, size = page_elements<T>(e.D);
+            T* cache = (T*)(value ? e.values : e.keys);
+            const T* later = cache + (int64_t(next / fr::PAGE) * e.kv_heads + h) * size + (value ? next % fr::PAGE * e.D : 0);
+            for (int64_t at = 0; at < (value ? e.D : e.D * fr::PAGE); at += 64 / int(sizeof(T))) __builtin_prefetch(later + at, 1);
+            T* page = cache + (int64_t(slot / fr::PAGE) * e.kv_heads + h) * size;
+            const int offset = slot % fr::PAGE, step = value ? 1 : fr::PAGE;
+            T* to = page + (value ? offset * e.D : offset);
+            const float* x = e.kv + row * e.stride + int64_t(head) * e.D;
+            if constexpr (SCALED<T>)
+                scales_of(page, e.D)[offset] = write_codes(x, e.D, to, step);
+            else
+                write_entry(x, e.D, to, step);
         }
     }
 }
 
-void write_kv(const float* kv, int64_t stride, void* keys, void* values, fr::Format format, const int32_t* slots, int32_t kv_heads, int32_t D,
-              int32_t row0, int32_t row1) {
-    if (format == fr::BF16)
-        write_rows(kv, stride, (bf16*)keys, (bf16*)values, slots, kv_heads, D, row0, row1);
-    else if (format == fr::INT8)
-        write_rows_of_codes(kv, stride, (int8_t*)keys, (int8_t*)values, slots, kv_heads, D, row0, row1);
+void write_kv(const fr::Entries& e, int32_t row0, int32_t row1, int32_t head0, int32_t head1) {
+    if (e.format == fr::BF16)
+        write_rows<bf16>(e, row0, row1, head0, head1);
+    else if (e.format == fr::INT8)
+        write_rows<int8_t>(e, row0, row1, head0, head1);
     else
-        write_rows(kv, stride, (float*)keys, (float*)values, slots, kv_heads, D, row0, row1);
+        write_rows<float>(e, row0, row1, head0, head1);
 }
 
 template <int KIND>

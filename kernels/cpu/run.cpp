@@ -75,6 +75,8 @@ constexpr int32_t TASKS = 6;     // of a product, for each thread: fewer leave i
 constexpr int32_t STREAM_ROWS = 28, STREAM = 3;  // so few rows take weights as memory gives them: tasks of at least so many panels
 constexpr size_t ROWS_TOGETHER = 384 << 10;  // bytes of packed rows that pass over a panel while it is in cache, and stay in a 1 MiB L2
 
+int32_t first_row(const Product& p, int32_t tile) { return int32_t(int64_t(p.rows) * tile / p.tiles); }
+
 }  // namespace
 }  // namespace fr
 
@@ -100,9 +102,12 @@ public:
     Call(fr_context& context, const fr_op& op, void* const* table, const int32_t* sizes)
         : c_(context), k_(*context.k), op_(op), table_(table), sizes_(sizes), rows_(sizes[op.rows]) {}
 
-    int32_t run();
+    // How many ops were done in one; `left`: how many there are from this one on.
+    int32_t run(int32_t left, int32_t& done);
 
 private:
+    int32_t run();
+
     template <class T = float>
     T* t(int at) const {
         return op_.t[at] < 0 ? nullptr : static_cast<T*>(table_[op_.t[at]]);
@@ -124,8 +129,16 @@ private:
     }
 
     void product(const float* x, const void* w, const float* bias, float* y, int32_t rows, int32_t K, int32_t N, int32_t format);
+    Product plan(const float* x, const void* w, const float* bias, float* y, int32_t rows, int32_t K, int32_t N, int32_t format);
+    template <class F>
+    void spread(const Product& p, size_t bytes, int32_t panels, int32_t grain, F&& body);
+    bool makes_heads() const;
+    int32_t make_heads();
     void take(const float* x, const int32_t* rows, float* out, int32_t width);
-    void rope();
+    int32_t rope_of(Rope& r) const;
+    int32_t rope();
+    int32_t entries_of(Entries& e) const;
+    int32_t write_kv();
     int32_t attention();
     int32_t keep_kv();
     template <class T>
@@ -159,23 +172,20 @@ size_t Call::pack(Product& p) {
     return bytes;
 }
 
-void Call::product(const float* x, const void* w, const float* bias, float* y, int32_t rows, int32_t K, int32_t N, int32_t format) {
-    if (!rows) return;
-    Product p{};
-    p.w = w, p.x = x, p.bias = bias, p.y = y, p.y_stride = N, p.K = K, p.N = N, p.rows = rows;
-    p.format = Format(format);
-    const size_t bytes = pack(p);
-    const int32_t panels = (N + PANEL - 1) / PANEL, threads = c_.pool.threads();
-    const bool share = threads > 1 && int64_t(rows) * K * N > 16 * WORTH_SHARING;
+// body(product, panel0, panel1, tile0, tile1) for all of `panels` and all row tiles, `grain` panels never parted. `bytes`: of the packed rows.
+template <class F>
+void Call::spread(const Product& p, size_t bytes, int32_t panels, int32_t grain, F&& body) {
+    const int32_t threads = c_.pool.threads(), units = (panels + grain - 1) / grain;
+    const bool share = threads > 1 && int64_t(p.rows) * p.K * p.N > 16 * WORTH_SHARING;
     const int32_t groups = std::min<int32_t>(p.tiles, int32_t((bytes + ROWS_TOGETHER - 1) / ROWS_TOGETHER));
     const int32_t parts = share ? (TASKS * threads + groups - 1) / groups : 1, streams = panels / STREAM / threads * threads;
-    const int32_t chunks = std::min(panels, std::max(1, std::min(parts, rows > STREAM_ROWS ? panels : std::max(share ? threads : 1, streams))));
+    const int32_t chunks = std::min(units, std::max(1, std::min(parts, p.rows > STREAM_ROWS ? panels : std::max(share ? threads : 1, streams))));
+    const auto begin = [&](int32_t chunk) { return std::min(panels, units * chunk / chunks * grain); };
     auto task = [&](int32_t at, int32_t) {
         const int32_t group = at / chunks, chunk = at % chunks;
         Product mine = p;
-        mine.next = chunk + threads < chunks ? panels * (chunk + threads) / chunks : -1, mine.cold = at < threads;
-        k_.multiply(mine, panels * chunk / chunks, panels * (chunk + 1) / chunks, int32_t(int64_t(p.tiles) * group / groups),
-                    int32_t(int64_t(p.tiles) * (group + 1) / groups));
+        mine.next = chunk + threads < chunks ? begin(chunk + threads) : -1, mine.cold = at < threads;
+        body(mine, begin(chunk), begin(chunk + 1), int32_t(int64_t(p.tiles) * group / groups), int32_t(int64_t(p.tiles) * (group + 1) / groups));
     };
     if (share)
         c_.pool.run(groups * chunks, task);
@@ -183,13 +193,80 @@ void Call::product(const float* x, const void* w, const float* bias, float* y, i
         for (int32_t at = 0; at < groups * chunks; ++at) task(at, 0);
 }
 
+Product Call::plan(const float* x, const void* w, const float* bias, float* y, int32_t rows, int32_t K, int32_t N, int32_t format) {
+    Product p{};
+    p.w = w, p.x = x, p.bias = bias, p.y = y, p.y_stride = N, p.K = K, p.N = N, p.rows = rows;
+    p.format = Format(format);
+    return p;
+}
+
+void Call::product(const float* x, const void* w, const float* bias, float* y, int32_t rows, int32_t K, int32_t N, int32_t format) {
+    if (!rows) return;
+    Product p = plan(x, w, bias, y, rows, K, N, format);
+    const size_t bytes = pack(p);
+    spread(p, bytes, (N + PANEL - 1) / PANEL, 1, [&](const Product& mine, int32_t panel0, int32_t panel1, int32_t tile0, int32_t tile1) {
+        k_.multiply(mine, panel0, panel1, tile0, tile1);
+    });
+}
+
+// Whether the next ops rotate and keep the heads that this product makes, each head by itself and of whole panels.
+bool Call::makes_heads() const {
+    const fr_op &rope = (&op_)[1], &kv = (&op_)[2];
+    if (rope.code != FR_ROPE || kv.code != FR_WRITE_KV || rope.t[0] != op_.t[3] || kv.t[0] != op_.t[3]) return false;
+    const int32_t heads = rope.i[0], kv_heads = rope.i[1], D = rope.i[2];
+    return rope.rows == op_.rows && kv.rows == op_.rows && kv.i[0] == heads && kv.i[1] == kv_heads && kv.i[2] == D && D % PANEL == 0 &&
+           i(1) == (heads + 2 * kv_heads) * D && rope.i[4] % D == 0 && rope.i[4] <= D && rope.i[5] % D == 0 && rope.i[5] <= D;
+}
+
+// A product whose columns are heads of q, k and v, their rotation, and their entries in the cache.
+int32_t Call::make_heads() {
+    Call second(c_, (&op_)[1], table_, sizes_), third(c_, (&op_)[2], table_, sizes_);
+    Rope rope;
+    Entries entries;
+    if (second.rope_of(rope) || third.entries_of(entries)) return FR_RANGE;
+    if (!rows_) return FR_OK;
+    Product p = plan(t(0), t<void>(1), t(2), t(3), rows_, i(0), i(1), i(2));
+    const size_t bytes = pack(p);
+    const int32_t grain = rope.D / PANEL, turned = rope.heads + rope.kv_heads;
+    spread(p, bytes, p.N / PANEL, grain, [&](const Product& mine, int32_t panel0, int32_t panel1, int32_t tile0, int32_t tile1) {
+        k_.multiply(mine, panel0, panel1, tile0, tile1);
+        const int32_t row0 = first_row(p, tile0), row1 = first_row(p, tile1), head0 = panel0 / grain, head1 = panel1 / grain;
+        if (head0 < turned) k_.rope(rope, row0, row1, head0, std::min(head1, turned));
+        if (head1 > rope.heads) k_.write_kv(entries, row0, row1, std::max(head0 - rope.heads, 0), head1 - rope.heads);
+    });
+    return FR_OK;
+}
+
 void Call::take(const float* x, const int32_t* rows, float* out, int32_t width) {
     for (int32_t r = 0; r < rows_; ++r) memcpy(out + int64_t(r) * width, x + int64_t(rows[r]) * width, size_t(width) * 4);
 }
 
-void Call::rope() {
-    const Rope r{t(0), t<int32_t>(1), t(2), t(3), t(4), t(5), i(0), i(1), i(2), i(3), i(4), i(5), f(0)};
-    by_rows(rows_, int64_t(i(0) + i(1)) * i(2), [&](int32_t row0, int32_t row1) { k_.rope(r, row0, row1); });
+int32_t Call::rope_of(Rope& r) const {
+    if (i(3) && !within(t<int32_t>(1), rows_, i(6))) return FR_RANGE;
+    r = {t(0), t<int32_t>(1), t(2), t(3), t(4), t(5), i(0), i(1), i(2), i(3), i(4), i(5), f(0)};
+    return FR_OK;
+}
+
+int32_t Call::rope() {
+    Rope r;
+    if (rope_of(r)) return FR_RANGE;
+    const int32_t heads = r.heads + r.kv_heads;
+    by_rows(rows_, int64_t(heads) * r.D, [&](int32_t row0, int32_t row1) { k_.rope(r, row0, row1, 0, heads); });
+    return FR_OK;
+}
+
+int32_t Call::entries_of(Entries& e) const {
+    if (!within(t<int32_t>(3), rows_, int64_t(i(4)) * PAGE)) return FR_RANGE;
+    const int64_t stride = int64_t(i(0) + 2 * i(1)) * i(2);
+    e = {t(0) + int64_t(i(0)) * i(2), stride, t<void>(1), t<void>(2), t<int32_t>(3), i(1), i(2), Format(i(3))};
+    return FR_OK;
+}
+
+int32_t Call::write_kv() {
+    Entries e;
+    if (entries_of(e)) return FR_RANGE;
+    by_rows(rows_, 2 * int64_t(e.kv_heads) * e.D, [&](int32_t row0, int32_t row1) { k_.write_kv(e, row0, row1, 0, 2 * e.kv_heads); });
+    return FR_OK;
 }
 
 int32_t Call::attention() {
@@ -422,17 +499,9 @@ int32_t Call::run() {
             product(t(0), t<void>(1), t(2), t(3), rows_, i(0), i(1), i(2));
             return FR_OK;
         case FR_ROPE:
-            if (i(3) && !within(t<int32_t>(1), rows_, i(6))) return FR_RANGE;
-            rope();
-            return FR_OK;
-        case FR_WRITE_KV: {
-            if (!within(t<int32_t>(3), rows_, int64_t(i(4)) * PAGE)) return FR_RANGE;
-            const int64_t stride = int64_t(i(0) + 2 * i(1)) * i(2);
-            by_rows(rows_, 2 * int64_t(i(1)) * i(2), [&](int32_t a, int32_t b) {
-                k_.write_kv(t(0) + int64_t(i(0)) * i(2), stride, t<void>(1), t<void>(2), Format(i(3)), t<int32_t>(3), i(1), i(2), a, b);
-            });
-            return FR_OK;
-        }
+            return rope();
+        case FR_WRITE_KV:
+            return write_kv();
         case FR_ATTENTION:
             return attention();
         case FR_KEEP_KV:
@@ -466,6 +535,15 @@ int32_t Call::run() {
         default:
             return FR_UNKNOWN_OP;
     }
+}
+
+int32_t Call::run(int32_t left, int32_t& done) {
+    done = 1;
+    if (op_.code == FR_MATMUL && left > 2 && makes_heads()) {
+        done = 3;
+        return make_heads();
+    }
+    return run();
 }
 
 }  // namespace
@@ -503,8 +581,8 @@ FR_EXPORT uint64_t fr_read(fr_context* context, const void* data, int64_t bytes)
 FR_EXPORT int32_t fr_run(fr_context* context, const fr_op* ops, int32_t count, void* const* table, const int32_t* sizes) {
     const Pool::Watch watch(context->pool);
     try {
-        for (int32_t at = 0; at < count; ++at)
-            if (const int32_t status = Call(*context, ops[at], table, sizes).run()) return status;
+        for (int32_t at = 0, done = 0; at < count; at += done)
+            if (const int32_t status = Call(*context, ops[at], table, sizes).run(count - at, done)) return status;
     } catch (const std::bad_alloc&) {
         return FR_MEMORY;
     }

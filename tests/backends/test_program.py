@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forerun.backends.base import AttentionSpec, Backend, Pool
-from forerun.backends.cpu.backend import open_cpu
+from forerun.backends.cpu.backend import NativeCpu, open_cpu, open_native
+from forerun.backends.cpu.library import KernelError
 from forerun.engine.batch import Batch, empty_batch
 
 from .cases import Case, Segment, int32, make_case, segments
@@ -125,6 +126,103 @@ def test_a_replay_is_the_function(cpu: Backend, runs: list[tuple[list[Segment], 
         kept.append((actual, expected))
     for actual, expected in kept:
         compare(actual, expected)
+
+
+@dataclasses.dataclass
+class Chain:
+    """A product of heads, their rotation and their entries; a product of gate and up and its activation. `parts`: what a program of the
+    whole may do in one pass."""
+
+    spec: AttentionSpec
+    weight: str
+    kv: torch.dtype
+    norms: str
+    inner: int
+    bias: bool
+
+    def function(self, backend: Backend, pool: Pool) -> Callable[[Batch], tuple[Tensor, Tensor]]:
+        ops, spec = backend.ops, self.spec
+        width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+        table, norm = random(1, 50, HIDDEN), random(2, HIDDEN)
+        qkv, up = (backend.pack(random(seed, rows, HIDDEN) / 5, self.weight) for seed, rows in ((3, width), (4, 2 * self.inner)))
+        bias = random(5, width) if self.bias else None
+        angle = random(6, 400, spec.head_dim // 2)
+        cos, sin = angle.cos(), angle.sin()
+        of = {"none": (0, 0), "each": (spec.head_dim, spec.head_dim), "all": (spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim)}
+        q_norm, k_norm = (random(7 + size % 2, size) if size else None for size in of[self.norms])
+
+        def forward(batch: Batch) -> tuple[Tensor, Tensor]:
+            x = ops.norm(ops.embed(table, batch.tokens), norm, 1e-6)
+            heads = ops.matmul(x, qkv, bias)
+            ops.rope(heads, batch.positions, cos, sin, spec, q_norm, k_norm, 1e-6)
+            ops.write_kv(heads, pool, 1, batch.slots, spec)
+            return heads, ops.gate(ops.matmul(x, up), "silu")
+
+        return forward
+
+
+@pytest.fixture(scope="module")
+def forms() -> list[NativeCpu]:
+    """Every instruction set of this machine, with one thread and with three."""
+    if not open_cpu(1, 1.0).caps.graphs:
+        pytest.skip("no native kernels here")
+    return [open_native(threads, 1.0, isa) for isa in open_native(1, 1.0).library.isas() for threads in (1, 3)]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    chain=st.builds(
+        Chain,
+        st.builds(
+            lambda kv, group, size: AttentionSpec(kv * group, kv, size, 0.1),
+            st.integers(1, 3),
+            st.integers(1, 3),
+            st.sampled_from([16, 32, 64, 96]),
+        ),
+        st.sampled_from(["f32", "bf16", "int8", "int4"]),
+        st.sampled_from([torch.float32, torch.bfloat16, torch.int8]),
+        st.sampled_from(["none", "each", "all"]),
+        st.sampled_from([30, 32, 96, 416]),
+        st.booleans(),
+    ),
+    known=st.sampled_from([1, 2, 5, 8, 13, 30, 90, 1000]),
+    form=st.integers(0, 99),
+)
+def test_neighbours_that_run_together_make_the_same_bits(forms: list[NativeCpu], chain: Chain, known: int, form: int) -> None:
+    """Whether an op passes its columns on to the next one or waits for all of them: results and KV of a program and of single calls."""
+    cpu = forms[form % len(forms)]
+    case = make_case(cpu, [Segment(17, known)], chain.spec, chain.kv, 0, written=False)
+    spec = dataclasses.replace(case.pool.spec, layers=2)
+    pools = [cpu.pool(spec, case.pool.keys.shape[1]) for _ in range(2)]
+    batch = dataclasses.replace(case.batch, tokens=case.batch.tokens % 50, positions=case.batch.positions % 400)
+    expected = chain.function(cpu, pools[0])(batch)
+    captured = cpu.capture(chain.function(cpu, pools[1]), batch)
+    for pool in pools[1:]:
+        pool.keys.zero_(), pool.values.zero_()
+    for mine, other in zip(captured(batch), expected):
+        same(mine, other)
+    same(pools[1].keys.contiguous(), pools[0].keys.contiguous())
+    same(pools[1].values.contiguous(), pools[0].values.contiguous())
+    if chain.kv == torch.int8:
+        for one, two in ((pools[0].key_scales, pools[1].key_scales), (pools[0].value_scales, pools[1].value_scales)):
+            assert one is not None and two is not None
+            same(one.contiguous(), two.contiguous())
+
+
+@pytest.mark.parametrize("field", ["slots", "positions"])
+def test_neighbours_are_refused_before_anything_is_written(forms: list[NativeCpu], field: str) -> None:
+    cpu, chain = forms[0], Chain(AttentionSpec(4, 2, 64, 0.1), "f32", torch.float32, "none", 32, False)
+    case = make_case(cpu, [Segment(17, 5)], chain.spec, chain.kv, 0, written=False)
+    pool = cpu.pool(dataclasses.replace(case.pool.spec, layers=2), case.pool.keys.shape[1])
+    batch = dataclasses.replace(case.batch, tokens=case.batch.tokens % 50)
+    captured = cpu.capture(chain.function(cpu, pool), batch)
+    pool.keys.zero_(), pool.values.zero_()
+    for value in (-1, 1 << 20):
+        spoilt = getattr(batch, field).clone()
+        spoilt[3] = value
+        with pytest.raises(KernelError, match="out of range"):
+            captured(dataclasses.replace(batch, **{field: spoilt}))
+        assert not pool.keys.any() and not pool.values.any()
 
 
 def test_it_is_recorded_once_a_kind(cpu: Backend) -> None:
