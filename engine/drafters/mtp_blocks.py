@@ -22,7 +22,7 @@ from forerun.backends.base import AttentionSpec, Ops, Pool, Weight
 from forerun.engine.batch import Batch
 from forerun.engine.drafters.heads import Heads
 from forerun.engine.drafters.recursive_load import Frame
-from forerun.engine.models.decoder import Linear, Mixture, Mlp
+from forerun.engine.models.decoder import Attention, Linear, Mixture, Mlp
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -163,29 +163,22 @@ def routed(heads: Heads, at: str, config: dict[str, Any], hidden: int, activatio
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Gated:
-    """Attention whose result goes through a gate made of what it reads: out(attended · sigmoid(gate x)). `qkv`, `gate`: x → as in a Llama,
-    a value for each of the heads' dimensions. The gate is plain torch, so a forward with it is not recorded."""
+    """Attention whose result goes through a gate made of what it reads: out(attended · sigmoid(gate x)), with a value for each of the
+    heads' dimensions. The gate is plain torch, so a forward with it is not recorded."""
 
-    qkv: Linear
+    inner: Attention
     gate: Linear
-    out: Linear
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    cos: Tensor
-    sin: Tensor
-    spec: AttentionSpec
-    eps: float
 
     def __call__(self, ops: Ops, x: Tensor, batch: Batch, pool: Pool, layer: int) -> Tensor:
-        qkv = self.qkv(ops, x)
-        ops.rope(qkv, batch.positions, self.cos, self.sin, self.spec, self.q_norm, self.k_norm, self.eps)
-        ops.write_kv(qkv, pool, layer, batch.slots, self.spec)
-        attended = ops.attention(qkv, pool, layer, batch, self.spec)
-        return self.out(ops, attended * self.gate(ops, x).sigmoid())
+        return self.inner.out(ops, self.inner.attend(ops, x, batch, pool, layer) * self.gate(ops, x).sigmoid())
+
+    @property
+    def spec(self) -> AttentionSpec:
+        return self.inner.spec
 
     @property
     def width(self) -> int:
-        return self.qkv.weight.shape[0] + 3 * self.gate.weight.shape[0] + self.out.weight.shape[1]
+        return self.inner.width + 3 * self.gate.weight.shape[0]
 
 
 def is_gated(frame: Frame, at: str) -> bool:
@@ -209,17 +202,9 @@ def gated_attention(frame: Frame, at: str) -> Gated:
     if heads.has(f"{at}q_proj.bias"):
         first, last = both(heads.vector(f"{at}q_proj.bias", 2 * wide))
         bias, gate_bias = torch.cat([first.flatten(), *(heads.vector(f"{at}{part}_proj.bias", narrow) for part in "kv")]), last.flatten()
-    return Gated(
-        qkv=Linear(heads.pack(torch.cat([query, *others])), bias),
-        gate=Linear(heads.pack(gate), gate_bias),
-        out=heads.linear(f"{at}o_proj", hidden, wide),
-        q_norm=frame.maybe(f"{at}q_norm", spec.head_dim),
-        k_norm=frame.maybe(f"{at}k_norm", spec.head_dim),
-        cos=frame.rotation[0],
-        sin=frame.rotation[1],
-        spec=spec,
-        eps=frame.eps,
-    )
+    qkv, out = Linear(heads.pack(torch.cat([query, *others])), bias), heads.linear(f"{at}o_proj", hidden, wide)
+    norms = frame.maybe(f"{at}q_norm", spec.head_dim), frame.maybe(f"{at}k_norm", spec.head_dim)
+    return Gated(Attention(qkv, out, *norms, *frame.rotation, spec, frame.eps), Linear(heads.pack(gate), gate_bias))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -48,10 +48,14 @@ class Attention:
     eps: float
 
     def __call__(self, ops: Ops, x: Tensor, batch: Batch, pool: Pool, layer: int) -> Tensor:
+        return self.out(ops, self.attend(ops, x, batch, pool, layer))
+
+    def attend(self, ops: Ops, x: Tensor, batch: Batch, pool: Pool, layer: int) -> Tensor:
+        """What all heads found, [n, heads · D], in front of the projection."""
         qkv = self.qkv(ops, x)
         ops.rope(qkv, batch.positions, self.cos, self.sin, self.spec, self.q_norm, self.k_norm, self.eps)
         ops.write_kv(qkv, pool, layer, batch.slots, self.spec)
-        return self.out(ops, ops.attention(qkv, pool, layer, batch, self.spec))
+        return ops.attention(qkv, pool, layer, batch, self.spec)
 
     @property
     def width(self) -> int:
