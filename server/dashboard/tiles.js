@@ -57,7 +57,7 @@ export class Tiles {
     this.latency(say, "gap", live.between_tokens, "no tokens in the last minute");
     const pages = model.pages || 1, free = pages - last.used - last.cached;
     say("kv", percent(last.used / pages));
-    say("kv-sub", `${percent(last.cached / pages)} cached · ${short(free * model.page_tokens)} free`);
+    say("kv-sub", `${percent(last.cached / pages)} cached · ${short(free * model.page_tokens)} tokens free`);
     const [used, cached] = this.$("kv-meter").children;
     used.style.width = 100 * last.used / pages + "%";
     cached.style.width = 100 * last.cached / pages + "%";

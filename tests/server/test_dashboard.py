@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from forerun.messages import Progress
@@ -69,7 +71,7 @@ async def test_numbers_charts_and_tables(page: Any) -> None:
         await shows(page, "#status", "Live")
         await shows(page, "#rate", "5")
         assert (await text(page, "#running"), await text(page, "#running-sub")) == ("2", "1 waiting · room for 8")
-        assert (await text(page, "#kv"), await text(page, "#kv-sub")) == ("25 %", "13 % cached · 640 free")
+        assert (await text(page, "#kv"), await text(page, "#kv-sub")) == ("25 %", "13 % cached · 640 tokens free")
         assert await text(page, "#yield") == "2.50" and await text(page, "#yield-sub") == "60 % of guesses held"
         assert await text(page, "#facts") == "echo · none · suffix+model=/models/small"
         assert await page.run("[...document.querySelectorAll('#acceptance tbody th')].map(e => e.textContent)") == ["suffix", "model=small"]
@@ -93,6 +95,22 @@ async def test_numbers_charts_and_tables(page: Any) -> None:
         assert "running 2, waiting 1" in await page.run("document.querySelector('#chart-load .plot').getAttribute('aria-label')")
         assert page.errors == []
         assert {address.split("/")[2] for address in page.asked} == {front.url.split("/")[2]}
+
+
+async def test_of_several_replicas_one_is_chosen(page: Any) -> None:
+    async with serve() as front:
+        await joined(front)
+        await opened(page, front)
+        await shows(page, "#status", "Live")
+        assert await page.run("document.getElementById('replica-field').hidden"), "there is nothing to choose"
+        first = front.router.views[0]
+        front.router.views = [first, msgspec.structs.replace(first, controller=dataclasses.replace(first.controller, price=0.77))]
+        await page.until("document.querySelectorAll('#replica option').length === 2")
+        assert await page.run("[...document.getElementById('replica').options].map(e => e.text)") == ["1 of 2", "2 of 2"]
+        assert "25 %" in await text(page, "#controller")
+        await page.run("document.getElementById('replica').selectedIndex = 1")
+        await shows(page, "#controller", "77 %")
+        assert page.errors == []
 
 
 async def test_the_playground_colours_tokens_and_cannot_be_made_to_run_them(page: Any) -> None:
