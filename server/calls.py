@@ -18,12 +18,13 @@ from typing import Literal, Protocol
 from forerun.server.dialects import MISTRAL, PYTHON_TAG, PYTHONIC, Dialect, parse
 
 Kind = Literal["text", "thought", "call", "arguments"]
-_START = rf"\s*(?:{re.escape(PYTHON_TAG)})?\s*(?:\[\s*)?"
-_NAME = r'"name"\s*:\s*("(?:[^"\\\n]|\\.)+")'
-_OPENS = r'(?=\{\s*["}])'
-_OBJECT = re.compile(rf'{_START}\{{\s*(?:"type"\s*:\s*"function"\s*,\s*)?{_NAME}\s*,\s*"(?:arguments|parameters)"\s*:\s*{_OPENS}')
-_NAMED = re.compile(rf"\s*([\w.-]+)\s*(?:\[ARGS\])?\s*{_OPENS}")
-_PYTHON = re.compile(rf"{_START}([^\W\d]\w*(?:\.[^\W\d]\w*)*)\s*\(\s*(?=\)|[^\W\d]\w*\s*=[^=])")
+# Possessive all over: a model that writes thousands of spaces must not make a match take their square.
+_START = rf"\s*+(?:{re.escape(PYTHON_TAG)})?\s*+(?:\[\s*+)?+"
+_NAME = r'"name"\s*+:\s*+("(?:[^"\\\n]|\\.)++")'
+_OPENS = r'(?=\{\s*+["}])'
+_OBJECT = re.compile(rf'{_START}\{{\s*+(?:"type"\s*+:\s*+"function"\s*+,\s*+)?{_NAME}\s*+,\s*+"(?:arguments|parameters)"\s*+:\s*+{_OPENS}')
+_NAMED = re.compile(rf"\s*+([\w.-]++)\s*+(?:\[ARGS\])?\s*+{_OPENS}")
+_PYTHON = re.compile(rf"{_START}([^\W\d]\w*+(?:\.[^\W\d]\w*+)*+)\s*+\(\s*+(?=\)|[^\W\d]\w*+\s*+=[^=])")
 _HEAD_CHARS = 4096
 """in which a call must have begun; longer names are nobody's"""
 _BETWEEN = re.compile(r"\s*([,;]?)\s*(\]?)\s*")

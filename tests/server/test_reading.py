@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forerun.server import calls
 from forerun.server.dialects import HERMES, JSON, MISTRAL, PYTHONIC, Call, Dialect, dialect_of, parse
 from forerun.server.reading import Reader, thinks
 
@@ -182,6 +183,12 @@ def test_broken_calls_read_alike_however_they_are_cut(parts: list[str], data: st
         for kind, said in whole:
             (str(said.name + said.arguments) if isinstance(said, Call) else str(said)).encode()
             assert kind != "call" or (isinstance(said, Call) and said.name)
+
+
+def test_heads_are_matched_in_linear_time() -> None:
+    """A match that fails goes through the text once: nothing that repeats gives back what it took."""
+    for pattern in (calls._OBJECT, calls._NAMED, calls._PYTHON):
+        assert not set("*+") & set(pattern.pattern.replace("*+", "").replace("++", "").replace("?+", "")), pattern.pattern
 
 
 def test_deep_nesting_is_text() -> None:
