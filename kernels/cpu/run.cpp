@@ -71,7 +71,7 @@ private:
 };
 
 constexpr int64_t WORTH_SHARING = 16384;  // elements of a row-wise op, multiplications / 16 of a product: below, waking a thread costs more
-constexpr int32_t TASKS = 6;     // of a product, for each thread: fewer leave it waiting for the last one, more cut the stream of weights
+constexpr int32_t TASKS = 9;     // of a product, for each thread: fewer leave it waiting for the last one, more cut the stream of weights
 constexpr int32_t STREAM_ROWS = 28, STREAM = 3;  // so few rows take weights as memory gives them: tasks of at least so many panels
 constexpr size_t ROWS_TOGETHER = 384 << 10;  // bytes of packed rows that pass over a panel while it is in cache, and stay in a 1 MiB L2
 
@@ -165,7 +165,7 @@ size_t Call::pack(Product& p) {
     p.tiles = k_.tiles(p.format, p.rows);
     const size_t bytes = size_t(p.rows) * k_.packed_bytes(p.format, p.K);
     p.packed = c_.packed.room<char>(bytes);
-    if (p.tiles > 1 && int64_t(p.rows) * p.K > 4 * WORTH_SHARING)
+    if (p.tiles > 1 && int64_t(p.rows) * p.K > 2 * WORTH_SHARING)
         c_.pool.run(p.tiles, [&](int32_t t, int32_t) { k_.pack_rows(p, t, t + 1); });
     else
         k_.pack_rows(p, 0, p.tiles);
