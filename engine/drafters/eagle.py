@@ -6,6 +6,7 @@ Which it is, is read from the names of the tensors. Layouts that load as they ar
     SafeAILab EAGLE-1, -2     fc [d, 2d], layers.0.* without an input norm; output head (and embedding, if absent) of the target
     SafeAILab EAGLE-3         fc [d, n·d], midlayer.*, norm, lm_head, d2t, t2d
     speculators eagle3        the same under layers.0.*, settings in config.json, those of the layer in `transformer_layer_config`
+    speculators peagle        the same with `mask_hidden`: several places in one forward (`parallel.py`)
     DeepSpec eagle3           five layers (`target_layer_ids`), full vocabulary, own embedding, norms of q and k
 
 The features are those in front of the layers that `eagle_aux_hidden_state_layer_ids` names (default 2, L/2, L − 3), or behind those that
@@ -22,6 +23,7 @@ from typing import Any
 
 from forerun.engine.drafters.heads import Heads, parse_value
 from forerun.engine.drafters.lattice import Levels
+from forerun.engine.drafters.parallel import Mask, Parallel
 from forerun.engine.drafters.recursive import Made, Recursive
 from forerun.engine.drafters.recursive_load import Frame, embedding, pool_of, targets
 from forerun.engine.drafters.recursive_net import Fusion, Joined, Net, Split
@@ -49,6 +51,10 @@ class Eagle:
         found = read(heads, host)
         heads.close()
         log.info("%s: %s", heads.path, found.told)
+        if found.mask is not None:
+            most = setting.nodes or found.places or MOST
+            levels = Levels.open(host, setting.tree, free=True, targets=found.targets)
+            return Parallel(found.made, found.mask, levels, host, most, min(most, found.places or MOST))
         levels = Levels.open(host, setting.tree, targets=found.targets)
         return Recursive(found.made, levels, host, setting.nodes or MOST, beams(options.get("beams"), setting))
 
@@ -62,11 +68,14 @@ def beams(asked: str | None, setting: Setting) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Found:
-    """`targets`: the target's id of each draft id, None = the same. `told`: what was found, for the log."""
+    """`targets`: the target's id of each draft id, None = the same. `told`: what was found, for the log. `mask`: of a head that guesses
+    several places at once (P-EAGLE); `places`: how many, 0 = the file does not say."""
 
     made: Made
     targets: Any
     told: str
+    mask: Mask | None = None
+    places: int = 0
 
 
 def read(heads: Heads, host: Host) -> Found:
@@ -121,8 +130,38 @@ def read_third(heads: Heads, config: dict[str, Any], host: Host) -> Found:
     layout = (
         "speculators'" if "speculators_model_type" in heads.config else "DeepSpec's" if "target_layer_ids" in settings else "SafeAILab's"
     )
-    said = f"EAGLE-3 in {layout} layout, features behind layers {', '.join(map(str, taps))}, {vocab} tokens"
-    return Found(made, targets(heads, vocab, model.vocab), said)
+    mask = read_mask(heads, settings, host, fusion, hidden)
+    said = (
+        f"{'EAGLE-3' if mask is None else 'P-EAGLE'} in {layout} layout, features behind layers {', '.join(map(str, taps))}, {vocab} tokens"
+    )
+    return Found(made, targets(heads, vocab, model.vocab), said, mask, speculative_tokens(heads.config))
+
+
+def read_mask(heads: Heads, settings: dict[str, Any], host: Host, fusion: Fusion, hidden: int) -> Mask | None:
+    """P-EAGLE's learned feature, of whatever shape with so many values, fused like others where it is one of the target's."""
+    asked = heads.config.get("speculators_model_type") == "peagle"
+    if not heads.has("mask_hidden"):
+        heads.demand(not asked, "it has no tensor mask_hidden, so its guesses cannot be made in parallel", "fetch the heads again")
+        return None
+    token, table = settings.get("mask_token_id"), host.model.shared().table.shape[0]
+    heads.demand(
+        token is not None and 0 <= token < table,
+        f"its mask_token_id {token} is no token of the target",
+        "fetch config.json of these heads again",
+    )
+    shape = heads.checkpoint.shape(f"{heads.prefix}mask_hidden")
+    row = heads.keep(heads.tensor("mask_hidden", tuple(shape)).float()).reshape(1, -1)
+    if row.shape[1] != hidden or fusion.project is None:
+        fed = len(tapped(heads, settings, host.model.layers)) * host.model.hidden
+        heads.demand(row.shape[1] == fed, f"its mask_hidden has {row.shape[1]} values, a row has {hidden}, the target's layers {fed}")
+        row = fusion(host.backend.ops, row)
+    return Mask(int(token or 0), row)
+
+
+def speculative_tokens(config: dict[str, Any]) -> int:
+    """How many guesses the head was made for, by speculators' configuration; 0 = it does not say."""
+    methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    return int(methods[0].get("speculative_tokens") or 0)
 
 
 def tapped(heads: Heads, settings: dict[str, Any], layers: int) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from forerun.engine.errors import StartError
 from forerun.engine.weights import read_config
 
 BEST_FIRST = ("dspark", "dflash", "eagle", "mtp", "medusa", "mlp")
-SPECULATORS = {"eagle3": "eagle", "dflash": "dflash", "dspark": "dspark", "mtp": "mtp", "mlp": "mlp", "medusa": "medusa"}
+SPECULATORS = {"eagle3": "eagle", "peagle": "eagle", "dflash": "dflash", "dspark": "dspark", "mtp": "mtp", "mlp": "mlp", "medusa": "medusa"}
 """`speculators_model_type` → drafter"""
 WITHIN = re.compile(r"(^|\.)(mtp|mtp_layers\.\d+)\.|\.eh_proj\.weight$")
 """names of MTP modules"""

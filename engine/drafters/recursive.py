@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,6 +48,16 @@ class Made:
     width: int
     pool: PoolSpec
     bytes: int
+
+
+class Waiting(NamedTuple):
+    """A row whose next `count` entries are due; `ends`: then it has all, and can have `most` nodes of `depth` levels."""
+
+    traced: Traced
+    most: int
+    depth: int
+    count: int
+    ends: bool
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -147,34 +158,36 @@ class Recursive:
     def _enter(self, rows: Sequence[int], budget: Sequence[int], terms: Terms) -> tuple[dict[int, Growing], int]:
         """Enters what waits of the rows asked about: all, where it is not much. Returns the trees of those that are then up to date, and
         how many entries that were."""
-        stems: list[Stem] = []
-        parts: list[tuple[list[int], Tensor]] = []
-        drafted: list[tuple[Traced, int]] = []
+        asked = self._waiting(rows, budget)
+        if not asked:
+            return {}, 0
+        stems = [self._stem(one.traced, one.count, (one.count - 1,) if one.ends else ()) for one in asked]
+        carried, stepped = self._forward_entries(stems, [self._trail.take(one.traced, one.count) for one in asked])
+        growing: dict[int, Growing] = {}
+        at = -1
+        for one in asked:
+            at += one.count
+            if one.ends:
+                tree = Tree(one.traced.row, one.most, one.depth)
+                growing[one.traced.row.number] = Growing(one.traced, tree, carried[at], {ROOT: stepped.carried[len(growing)]})
+        if growing:
+            self._branches.add([one.tree for one in growing.values()], [ROOT] * len(growing), stepped.logits, terms)
+        return growing, sum(stem.known for stem in stems)
+
+    def _waiting(self, rows: Sequence[int], budget: Sequence[int]) -> list[Waiting]:
+        """What is to be entered of the rows asked about, those with little first."""
+        found: list[Waiting] = []
         left = CATCH_UP
-        asked = sorted(((traced, most) for traced, most in self._able(rows, budget)), key=lambda each: self._trail.due(each[0]))
-        for traced, most in asked:
+        for traced, most in sorted(self._able(rows, budget), key=lambda each: self._trail.due(each[0])):
             due = self._trail.due(traced)
             count = due if due <= most + 1 or due <= left else left
             if count < 1:
                 continue
             left -= count if count > self._most + 1 else 0
             ends = count == due and traced.row.computed + count == len(traced.row.tokens) - 1
-            stems.append(self._stem(traced, count, (count - 1,) if ends else ()))
-            parts.append(self._trail.take(traced, count))
-            if ends:
-                drafted.append((traced, most))
-        if not stems:
-            return {}, 0
-        carried, stepped = self._forward_entries(stems, parts)
-        growing: dict[int, Growing] = {}
-        ends_at = [sum(stem.known for stem in stems[: i + 1]) - 1 for i, stem in enumerate(stems) if stem.scored]
-        for i, ((traced, most), at) in enumerate(zip(drafted, ends_at)):
             room = self._table.reach(traced.row.number) - len(traced.row.tokens) + 1
-            tree = Tree(traced.row, most, min(most, room))
-            growing[traced.row.number] = Growing(traced, tree, carried[at], {ROOT: stepped.carried[i]})
-        if drafted:
-            self._branches.add([one.tree for one in growing.values()], [ROOT] * len(growing), stepped.logits, terms)
-        return growing, sum(stem.known for stem in stems)
+            found.append(Waiting(traced, most, min(most, room), count, ends))
+        return found
 
     def _able(self, rows: Sequence[int], budget: Sequence[int]) -> list[tuple[Traced, int]]:
         """Rows that were heard of and whose pages hold all their tokens."""

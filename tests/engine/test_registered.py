@@ -30,7 +30,7 @@ SPECS = {name: [name] for name in DRAFTERS} | {
     "dflash": ["dflash={dflash}"],
     "dspark": ["suffix+dspark={dspark}"],
     "mtp": ["suffix+mtp={mtp}", "suffix+mtp={modules},first=post,order=eh,carry=raw,reads=module"],
-    "eagle": ["eagle={eagle3},beams=3", "suffix+eagle={eagle1}"],
+    "eagle": ["eagle={eagle3},beams=3", "suffix+eagle={eagle1}", "eagle={peagle}"],
 }
 """What to open of each drafter: its name, unless it needs a value or has variants. In braces: the tiny target as a draft model, another
 one, and heads that have learned some of its answers."""

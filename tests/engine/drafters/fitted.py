@@ -116,10 +116,10 @@ def write_fitted_eagle3(folder: Path, variant: str = "plain") -> Path:
     tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
     golden = Golden(folder, variant)
     states, wanted = [], []
-    for tokens, features, _ in heard((-1, 0, 1)):
+    for tokens, features, _ in heard((-1, 0, 1) if variant == "plain" else (0, -1, 1)):
         pairs = len(tokens) - 2
         out = golden.run(golden.table[torch.tensor(tokens[1 : pairs + 1])], golden.fuse(features[:pairs].double()))
-        states.append(golden.norm(out, "norm"))
+        states.append(out if golden.carries_norm else golden.norm(out, "norm"))
         wanted += tokens[2:]
     ids = torch.tensor(sorted({*wanted, *range(0, VOCAB, 3)}))
     known = torch.zeros(VOCAB, dtype=torch.bool)
@@ -166,6 +166,7 @@ FOLDERS = {
     "medusa": write_medusa,
     "mlp": write_mlp,
     "eagle3": write_fitted_eagle3,
+    "peagle": functools.partial(write_fitted_eagle3, variant="parallel"),
     "eagle1": write_eagle1,
     "mtp": write_mtp,
     "modules": functools.partial(write_mtp, modules=3),

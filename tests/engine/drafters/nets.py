@@ -85,10 +85,11 @@ def reduced(draw: Draw, vocab: int) -> dict[str, Tensor]:
 
 
 def write_eagle3(folder: Path, variant: str = "plain", seed: int = 5) -> Path:
-    """`variant`: plain (SafeAILab's layout), speculators (with the norms that it names), deepspec (its own names, two layers, norms of
+    """`variant`: parallel, parallel behind fc (P-EAGLE: speculators' with a mask, of three layers' width or of the head's), plain
+    (SafeAILab's layout), speculators (with the norms that it names), deepspec (its own names, two layers, norms of
     heads, all tokens), biased (biases, q and k normed)."""
     draw = Draw(seed)
-    if variant == "speculators":
+    if variant == "speculators" or variant.startswith("parallel"):
         settings = {
             "norm_before_residual": True,
             "norm_before_fc": True,
@@ -98,6 +99,10 @@ def write_eagle3(folder: Path, variant: str = "plain", seed: int = 5) -> Path:
         tensors = {"fc.weight": draw.matrix(HIDDEN, 3 * HIDDEN), "input_norm.weight": draw.norm(3 * HIDDEN)}
         tensors |= draw.layer("layers.0.", 2 * HIDDEN, ("hidden_norm", "input_layernorm")) | reduced(draw, DRAFT_VOCAB)
         tensors |= {"norm.weight": draw.norm(HIDDEN), "embed_tokens.weight": draw.matrix(VOCAB, HIDDEN) * 3}
+        if variant.startswith("parallel"):
+            settings |= {"speculators_model_type": "peagle", "mask_token_id": 90}
+            settings |= {"speculators_config": {"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 5}]}}
+            tensors["mask_hidden"] = draw.matrix(1, 1, HIDDEN if variant.endswith("fc") else 3 * HIDDEN) * 20
         nested = {"speculators_model_type": "eagle3", "draft_vocab_size": DRAFT_VOCAB, "transformer_layer_config": config_of()}
         return write(folder, nested | settings, tensors)
     if variant == "deepspec":

@@ -20,8 +20,8 @@ class Golden:
     def __init__(self, folder: Path, variant: str, mutant: str = "", window: int = 0) -> None:
         self.w = {name: tensor.double() for name, tensor in load_file(folder / "model.safetensors").items()}
         self.first = variant.startswith("first")
-        self.at = "layers.{}." if self.first or variant in ("speculators", "deepspec") else "midlayer."
-        self.normed_residual = self.carries_norm = variant == "speculators"
+        self.at = "layers.{}." if variant not in ("plain", "biased") else "midlayer."
+        self.normed_residual = self.carries_norm = variant.startswith(("speculators", "parallel"))
         self.layers = 2 if variant == "deepspec" else 1
         self.mutant, self.window = mutant, window
         target = TinyModel(around().backend)
@@ -51,6 +51,15 @@ class Golden:
             out = self.run(embedded[: len(rows)], rows)
         hidden = out[-1:] if self.first or self.carries_norm else self.norm(out[-1:], "norm")
         return (hidden @ self.head.T)[0]
+
+    def masked(self, tokens: list[int], features: Tensor, places: int, token: int = 90) -> list[Tensor]:
+        """P-EAGLE: [V'] of each place behind the root, from one forward."""
+        mask = self.w["mask_hidden"].reshape(1, -1)
+        mask = mask if mask.shape[1] == HIDDEN else self.fuse(mask)
+        token = token if self.mutant != "mask token" else token - 1
+        embedded = self.table[torch.tensor([*tokens[1:], *[token] * (places - 1)])]
+        rows = [self.fuse(features.double()), *[mask if self.mutant != "mask" else 0 * mask] * (places - 1)]
+        return list((self.run(embedded, torch.cat(rows)) @ self.head.T)[len(features) - 1 :])
 
     def fuse(self, features: Tensor) -> Tensor:
         if self.first:

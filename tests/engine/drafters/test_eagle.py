@@ -12,6 +12,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from forerun.engine.drafters.branches import Branches
+from forerun.engine.drafters.draft import Draft
+from forerun.engine.drafters.eagle import Eagle
+from forerun.engine.drafters.lattice import Levels
 from forerun.engine.drafters.registry import Setting, open_drafter
 from forerun.engine.errors import StartError
 from tests.engine.drafters.nets import Told, around, told, write, write_eagle1, write_eagle3
@@ -175,3 +178,63 @@ def test_the_log_says_what_was_found(tmp_path: Path, caplog: pytest.LogCaptureFi
         folder = tmp_path / variant
         open_drafter(write_variant(folder, variant), Setting(4, True, around()))
         assert said in caplog.messages[-1]
+
+
+def levels_of(row: Told, most: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Draft, list[Tensor]]:
+    """A draft, and the logits that it came of, place by place."""
+    said: list[Tensor] = []
+    add = Levels.add
+
+    def listen(this: Levels, growing: Any, logits: Tensor, *rest: Any) -> None:
+        said.append(logits[0].clone())
+        add(this, growing, logits, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Levels, "add", listen)
+        draft = row.draft(most)
+        for _ in range(4):
+            draft = draft if draft.count else row.draft(most)  # a long prompt is entered in parts
+    return draft, said
+
+
+def far(said: list[Tensor], golden: list[Tensor]) -> float:
+    return max(float((ours.double() - want).abs().max() / want.abs().max()) for ours, want in zip(said, golden, strict=True))
+
+
+@pytest.mark.parametrize("length, chunk", SHAPES)
+@pytest.mark.parametrize("variant", ["parallel", "parallel behind fc"])
+def test_parallel_places_are_those_of_one_forward(
+    variant: str, length: int, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = told(f"eagle={write_eagle3(tmp_path, variant)}", length, nodes=5, tree=False)
+    in_parts(row, chunk)
+    draft, said = levels_of(row, 5, monkeypatch)
+    assert draft.count == 5 == len(said)
+    golden = {mutant: Golden(tmp_path, variant, mutant).masked(row.tokens, row.features, 5) for mutant in ("", "mask", "mask token")}
+    assert far(said, golden[""]) < 1e-4 and far(said, golden["mask"]) > 1e-2 and far(said, golden["mask token"]) > 1e-2
+    if length > 1:
+        assert far(said, Golden(tmp_path, variant, "position").masked(row.tokens, row.features, 5)) > 1e-3
+
+
+def test_what_masks_left_is_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Round after round, with guesses that held; a tree of the places; and no more of them than are asked for or have slots."""
+    row = told(f"eagle={write_eagle3(tmp_path, 'parallel')}", 90, nodes=12)
+    row.tell(30, ends=True)
+    for step in (1, 4, 2, 6, 1, 3, 5):
+        draft, said = levels_of(row, 12, monkeypatch)
+        assert draft.count == 12 and max(draft.depths()) <= 5 == len(said) and draft.parent.count(-1) > 1
+        assert far(said, Golden(tmp_path, "parallel").masked(row.tokens[: row.known + 1], row.features[: row.known], 5)) < 1e-4
+        row.tell(step, ends=True)
+    assert row.draft(2).count == 2 and Eagle.open(str(tmp_path), Setting(0, True, around())).needs.most == 5
+
+
+def test_parallel_heads_without_their_mask_are_refused(tmp_path: Path) -> None:
+    folder = write_eagle3(tmp_path, "parallel")
+    config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    for change, gone, said in (({"mask_token_id": None}, "", "mask_token_id"), ({}, "mask_hidden", "no tensor mask_hidden")):
+        write(folder, config | change, {name: tensor for name, tensor in tensors.items() if name != gone})
+        with pytest.raises(StartError, match=said):
+            Eagle.open(str(folder), Setting(0, True, around()))
+    write(folder, config, tensors | {"mask_hidden": torch.zeros(1, 7)})
+    with pytest.raises(StartError, match="7 values"):
+        Eagle.open(str(folder), Setting(0, True, around()))

@@ -18,7 +18,7 @@ from tests.engine.drafters import fitted
 from tests.engine.drafters.companions import host, write_target, write_tiny
 from tests.engine.drafters.nets import write_eagle1, write_eagle3, write_mtp
 
-KINDS = {"modules": "mtp", "eagle3": "eagle", "eagle1": "eagle"}
+KINDS = {"modules": "mtp", "eagle3": "eagle", "peagle": "eagle", "eagle1": "eagle"}
 
 
 @pytest.mark.parametrize("name", fitted.FOLDERS)
@@ -27,7 +27,7 @@ def test_every_layout_is_told(name: str, tmp_path: Path) -> None:
     assert kind_of(fitted.FOLDERS[name](tmp_path)) == KINDS.get(name, name)
 
 
-@pytest.mark.parametrize("variant", ["plain", "speculators", "deepspec", "biased"])
+@pytest.mark.parametrize("variant", ["plain", "speculators", "deepspec", "biased", "parallel"])
 def test_every_eagle(variant: str, tmp_path: Path) -> None:
     assert kind_of(write_eagle3(tmp_path, variant)) == "eagle"
 
