@@ -73,7 +73,7 @@ draft: setup model ## the demo draft anew, from text that the demo model writes 
 bench-peers: setup model ## our server beside those that tools/peers.sh installed
 	$(BIN)/forerun bench peers --plot
 
-bench-speculation: setup model ## guesses against none, 1 to 32 streams, five workloads (20 minutes)
+bench-speculation: setup model ## guesses against none, 1 to 32 streams, five workloads (40 minutes)
 	$(BIN)/forerun bench speculation
 
 HEADS = --model-id $(MODEL) --work drafts/smollm2-135m.work --tokens 298000 --vocab 6144 --batch-tokens 2048

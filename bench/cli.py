@@ -82,7 +82,7 @@ def _speculation_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_speculation)
     _own_server_options(parser)
     parser.add_argument("--speculator", default="auto", metavar="SPEC", help="what is measured against `none` (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="1, 4 and 16 streams once: about three minutes instead of twenty")
+    parser.add_argument("--quick", action="store_true", help="1, 4 and 16 streams once: about seven minutes instead of forty")
     parser.add_argument("--streams", type=_numbers(int), default=[], metavar="N,…", help="instead of 1,2,4,8,16,32")
     parser.add_argument("--rounds", type=int, default=0, metavar="N", help="of the whole sweep, each with other prompts (default: 3)")
     parser.add_argument("--add", action="store_true", help="keep the rounds that the result file has, and add to them")

@@ -24,7 +24,7 @@ from forerun.bench.policies import (
     Policy,
     Scan,
 )
-from forerun.bench.scenarios import replayed, scenarios
+from forerun.bench.scenarios import fresh, replayed, scenarios
 from forerun.bench.simulate import Outcome, Scenario, simulate
 from forerun.bench.template import chat_form
 from forerun.router.controller.price import Price
@@ -132,22 +132,32 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--others", action="store_true", help="also the policies of other systems")
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="where pictures go")
     parser.add_argument("--answers", type=Path, metavar="FILE", help="replay these recorded answers instead of drawn ones")
+    parser.add_argument(
+        "--each",
+        type=int,
+        default=0,
+        metavar="N",
+        help="N answers of a kind at a time before a fresh drafter (default: all, by 1, 4 and 16)",
+    )
     parser.add_argument("--drafter", default="suffix", metavar="SPEC", help="what guesses on them (default: %(default)s)")
     parser.add_argument("--record", type=Path, metavar="FILE", help="have the model write answers, once each, and leave")
     parser.add_argument("--model-id", default="models/smollm2-135m-instruct", help="the model that writes them (default: %(default)s)")
+    parser.add_argument("--prompts", type=Path, metavar="FOLDER", help="to NAME.jsonl files there instead of the workloads made here")
     parser.add_argument("--count", type=int, default=8, help="of each kind of text (default: %(default)s)")
     options = parser.parse_args(argv)
     if options.plot:
         plots.require()
     if options.record:
         form = chat_form(Path(options.model_id))
-        replay.save(
-            options.record, asyncio.run(replay.record(options.model_id, workloads.made(), options.count, options.tokens, form, print))
-        )
+        asked = workloads.from_folder(options.prompts) if options.prompts else workloads.made()
+        replay.save(options.record, asyncio.run(replay.record(options.model_id, asked, options.count, options.tokens, form, print)))
         return 0
     families = [fixed, others] if options.others else [fixed]
     results = []
-    chosen = replayed(replay.load(options.answers), options.drafter) if options.answers else scenarios(options.tokens)
+    chosen = scenarios(options.tokens)
+    if options.answers:
+        answers = replay.load(options.answers)
+        chosen = fresh(answers, options.drafter, options.each) if options.each else replayed(answers, options.drafter)
     print(HEADER)
     for result in run((scenario for scenario in chosen if options.only in scenario.name), families):
         results.append(result)

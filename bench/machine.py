@@ -23,7 +23,8 @@ def fair(now: float, rows: int) -> float:
 class Machine:
     """`steps`: (rows, seconds), on lines between and in proportion beyond. `draft_step`, `draft_each`: seconds of drafting whatever it is
     asked, and for each sequence asked about. `draft_node`: for each level of the deepest draft, where a drafter computes them one after
-    the other. `noise`: relative deviation of step times; one in fifty takes three times as long on top."""
+    the other. `draft_read`: for each token, prompt included, that a drafter which reads everything has not read yet.
+    `noise`: relative deviation of step times; one in fifty takes three times as long on top."""
 
     name: str
     steps: tuple[tuple[int, float], ...]
@@ -32,6 +33,7 @@ class Machine:
     draft_step: float = 0.0
     draft_each: float = 3e-5
     draft_node: float = 0.0
+    draft_read: float = 0.0
     noise: float = 0.03
     weather: Weather = fair
 
@@ -44,8 +46,10 @@ class Machine:
         outlier = 3.0 if self.noise and dice.random() < 0.02 else 1.0
         return seconds * max(0.5, dice.gauss(1.0, self.noise)) * outlier
 
-    def drafting(self, asked: int, depth: int) -> float:
-        return self.draft_step + self.draft_each * asked + self.draft_node * depth if asked else 0.0
+    def drafting(self, asked: int, depth: int, unread: int) -> float:
+        if not asked:
+            return 0.0
+        return self.draft_step + self.draft_each * asked + self.draft_node * depth + self.draft_read * unread
 
     def profile(self, dice: random.Random) -> Costs:
         """What a worker would measure at start."""

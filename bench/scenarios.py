@@ -32,8 +32,8 @@ HONEST = Regime(0.9, spread=0.0, claim=0.9)
 TEXTS = {"chat": [CHAT], "maths": [MATHS], "code": [CODE], "copy": [COPY], "chat and copy": [CHAT, COPY], "liar": [LIAR], "blind": [BLIND]}
 SWITCHES = {"chat to copy": [CHAT, COPY], "good to useless": [HONEST, LIAR]}
 PROMPT = 60
-DRAFT_MODEL = {"draft_each": 0.0, "draft_step": 0.2e-3, "draft_node": 0.6e-3}
-"""a small model in the same process: a tenth of a step for each level, whatever the batch"""
+DRAFT_MODEL = {"draft_each": 0.0, "draft_step": 0.2e-3, "draft_node": 0.6e-3, "draft_read": 0.08e-3}
+"""a small model in the same process: a tenth of a step for each level, whatever the batch, and it reads every prompt"""
 
 
 def busy(now: float, rows: int) -> float:
@@ -90,6 +90,15 @@ def replayed(answers: Sequence[Answer], drafter: str, loads: Sequence[int] = (1,
         for name, chosen in [*kinds.items(), ("all", answers)]:
             anew = functools.partial(_shelved, drafter, chosen)
             yield dataclasses.replace(_closed(NATIVE, f"{drafter} on {name}", [], load), anew=anew)
+
+
+def fresh(answers: Sequence[Answer], drafter: str, each: int) -> Iterator[Scenario]:
+    """Recorded answers of a kind, `each` at a time, one after the other before a drafter that has seen no others."""
+    for name in dict.fromkeys(one.workload for one in answers):
+        chosen = [one for one in answers if one.workload == name]
+        for first in range(0, len(chosen) - each + 1, each):
+            anew = functools.partial(_shelved, drafter, chosen[first : first + each])
+            yield dataclasses.replace(_closed(NATIVE, f"{name} from {first + 1}", [], 1), anew=anew)
 
 
 def _shelved(drafter: str, answers: Sequence[Answer]) -> list[Track]:

@@ -54,13 +54,14 @@ class Scenario:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Live:
-    """A stream that runs. `known`: tokens of its answer; 0 until its prompt is computed."""
+    """A stream that runs. `known`: tokens of its answer; 0 until its prompt is computed. `heard`: tokens that the drafter was told."""
 
     track: Track
     stream: Stream
     prefill: int
     began: float
     known: int = 0
+    heard: int = 0
     first: float = 0.0
     offered: Offer | None = None
     """in this step"""
@@ -149,7 +150,7 @@ class _Simulation:
         scored = read + sum(len(kept) * length for kept, length in zip(choice.kept, lengths) if kept)
         rows = len(decoding) + nodes + prefill
         machine = self._scenario.machine
-        draft_seconds = machine.drafting(asked, choice.depth)
+        draft_seconds = machine.drafting(asked, choice.depth, self._unread(decoding, choice))
         seconds = machine.seconds(rows, read, scored, self._now)
         # The noise is for the policy to see through; time itself goes on without it, or chance would decide between policies.
         seen = machine.seen(seconds, self._dice) + draft_seconds
@@ -172,6 +173,15 @@ class _Simulation:
             return live.offered
 
         return self._policy.decide(Chance([live.stream for live in decoding], offer))
+
+    def _unread(self, decoding: list[Live], choice: Choice) -> int:
+        """Tokens that a drafter has to catch up with, of the streams that it is asked about."""
+        unread = 0
+        for live, kept in zip(decoding, choice.kept):
+            if kept is not None:
+                unread += len(live.stream.tokens) - live.heard
+                live.heard = len(live.stream.tokens)
+        return unread
 
     def _prompts(self) -> tuple[int, list[Live]]:
         """Prompt tokens of this step, and the streams whose prompt it completes."""

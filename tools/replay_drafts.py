@@ -137,7 +137,8 @@ def bound(text: Text, context: int, most: int) -> list[int]:
         for place in range(context, at):
             if tokens[place - context : place] == newest:
                 run = 0
-                while run < most and place + run < at and at + run < end - 1 and tokens[place + run] == tokens[at + run]:
+                # A run may meet its own beginning: what repeats is guessed as often as one likes.
+                while run < most and at + run < end - 1 and tokens[place + run] == tokens[at + run]:
                     run += 1
                 longest = max(longest, run)
         found.append(longest)

@@ -1,41 +1,77 @@
-"""What drafting adds to a step, by the number of sequences that the drafter is asked about.
+"""What drafting adds to a step: by the number of sequences that the drafter is asked about, and by what it has not read of them yet.
 
 A drafter that looks things up takes its time for each sequence, one that computes takes it for all of them at once: so the time is learned
-for 1, 2, 3–4, 5–8, … sequences, and where nothing was seen yet it is in proportion to the nearest that was.
+for 1, 2, 3–4, 5–8, … sequences, and where nothing was seen yet it is in proportion to the nearest that was. A drafter that computes also
+reads a whole prompt when it is first asked about a sequence. That is paid once, so it must not count as what every ask takes.
 """
 
 from __future__ import annotations
 
 import math
 
+USUAL = 24
+"""tokens a sequence that are news in any step: what a step brings, with guesses; more is something to catch up with"""
 _BUCKETS = 12
 _FIRST = 4
 _STEP = 0.05
 _CLIP = 1.0
+_LEAST = 0.05
+"""share of a measured time that is attributed at the least to either"""
+
+
+class _Rate:
+    """Mean of logarithms with bounded steps: outliers count for little."""
+
+    __slots__ = ("log", "seen")
+
+    def __init__(self) -> None:
+        self.log = 0.0
+        self.seen = 0
+
+    @property
+    def value(self) -> float:
+        return math.exp(self.log) if self.seen else 0.0
+
+    def observe(self, value: float) -> None:
+        new = math.log(value)
+        self.seen += 1
+        surprise = max(-_CLIP, min(_CLIP, new - self.log)) if self.seen > 1 else new
+        self.log += surprise * max(_STEP, 1 / min(self.seen, _FIRST))
 
 
 class Drafting:
     def __init__(self) -> None:
-        self._log = [0.0] * _BUCKETS
-        """logarithm of the seconds for each sequence"""
-        self._seen = [0] * _BUCKETS
+        self._each = [_Rate() for _ in range(_BUCKETS)]
+        """seconds for each sequence"""
+        self._read = _Rate()
 
-    def observe(self, asked: int, seconds: float) -> None:
-        """A step's drafting. Means of logarithms with bounded steps: outliers count for little."""
+    @property
+    def read_seconds(self) -> float:
+        """What a token takes that the drafter has to catch up with; nothing as long as nothing is known."""
+        return self._read.value
+
+    def observe(self, asked: int, seconds: float, unread: int = 0) -> None:
+        """A step's drafting. `unread`: tokens it had to catch up with, beyond the usual."""
         if asked < 1 or seconds <= 0.0:
             return
-        at = _bucket(asked)
-        each = math.log(seconds / asked)
-        self._seen[at] += 1
-        surprise = max(-_CLIP, min(_CLIP, each - self._log[at])) if self._seen[at] > 1 else each
-        self._log[at] += surprise * max(_STEP, 1 / min(self._seen[at], _FIRST))
+        reading, asking = self._read.value * unread, self.seconds(asked)[asked]
+        if unread and not reading:  # the first one: nobody knows what took how long
+            reading = seconds / 2 if not asking else max(seconds - asking, _LEAST * seconds)
+            self._read.observe(reading / unread)
+            if asking:
+                return
+        elif unread and reading >= asking:
+            self._read.observe(max(seconds - asking, _LEAST * seconds) / unread)
+            return
+        self._each[_bucket(asked)].observe(max(seconds - reading, _LEAST * seconds) / asked)
 
     def seconds(self, most: int) -> list[float]:
-        """Of steps in which 0, 1, … `most` sequences are asked about; nothing as long as nothing is known."""
-        known = [at for at in range(_BUCKETS) if self._seen[at]]
+        """Of steps in which 0, 1, … `most` sequences are asked about, and nothing has to be caught up with; nothing as long as nothing is
+        known."""
+        known = [at for at, rate in enumerate(self._each) if rate.seen]
         if not known:
             return [0.0] * (most + 1)
-        each = [math.exp(self._log[min(known, key=lambda at: abs(at - wanted))]) for wanted in range(_bucket(max(most, 1)) + 1)]
+        each = [self._each[min(known, key=lambda at: abs(at - wanted))].value for wanted in range(_bucket(max(most, 1)) + 1)]
         return [asked * each[_bucket(asked)] for asked in range(most + 1)]
 
 

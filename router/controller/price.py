@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from forerun.messages import Profile
 from forerun.router.controller.cost import Costs, CostTable
-from forerun.router.controller.drafting import Drafting
+from forerun.router.controller.drafting import USUAL, Drafting
 from forerun.router.controller.guard import Breaker
 from forerun.router.controller.toll import MOST, Tolls, tolls
 from forerun.router.controller.weight import weights
@@ -35,6 +35,8 @@ FIRST_NODES, GROWTH = 32, 4
 """a step may have so many nodes, and so many times what is usual"""
 SURE = 2.0
 """standard deviations by which guessing must be ahead for nobody to look whether it is"""
+READ_ASKS = 16
+"""asks over which it is spread what a drafter takes to read a sequence that it is asked about for the first time, or after a pause"""
 _SHOWN = 32
 """sequences up to which a snapshot says what drafting takes"""
 _OUTLIER = 5.0
@@ -95,7 +97,7 @@ class Price:
 
     def stepped(self, round: Round) -> None:
         costs, roots, read = self._costs, round.roots, round.read
-        self._drafting.observe(round.asked, round.draft_seconds)
+        self._drafting.observe(round.asked, round.draft_seconds, self._caught_up())
         self._prompts = round.prefill_tokens
         if not roots:
             return
@@ -112,6 +114,16 @@ class Price:
             seconds = min(round.seconds, (1 + _OUTLIER * costs.usual_surprise) * self._expected)
             if breaker.observe(round.tokens + urgent, seconds, roots, plain) and self._changed:
                 self._changed(_least(roots), breaker.state)
+
+    def _caught_up(self) -> int:
+        """Tokens of the sequences of this step that their drafter had not read, beyond the usual."""
+        unread = 0
+        for sequence, _, _, _ in self._landed:
+            known = self._yields.get(sequence)
+            if known is not None:
+                unread += max(0, len(sequence.tokens) - known.read - USUAL)
+                known.read = len(sequence.tokens)
+        return unread
 
     def _learn(self, seconds: float) -> float:
         """What came of the asks of a step in which each node took so many seconds. Returns what accepted guesses were worth beyond one
@@ -161,7 +173,8 @@ class Price:
 
     def _allow(self, sequences: list[Sequence]) -> Allowance | None:
         roots = len(sequences)
-        read = sum([len(sequence.tokens) for sequence in sequences])
+        lengths = [len(sequence.tokens) for sequence in sequences]
+        read = sum(lengths)
         known = [self._yields.get(sequence) or self._open(sequence) for sequence in sequences]
         weighed = self._weigh(sequences, known)
         drafting = self._drafting.seconds(roots)
@@ -175,7 +188,11 @@ class Price:
         most = min(self._nodes, roots * self._most, FIRST_NODES + GROWTH * round(nodes))
         climb = self._costs.climb(rows, most, plain, hopeful)
         charged = tolls(climb, goodput, self._costs.entry_seconds(rows, read / roots), max(weighed, default=1.0))
-        self._ask(known, goodput, drafting)
+        late = [news - USUAL if (news := length - one.told) > USUAL else 0 for length, one in zip(lengths, known)]
+        self._ask(known, goodput, drafting, late)
+        for length, one in zip(lengths, known):
+            if one.asked:
+                one.told = length
         guess = [self._limit(sequence, charged) if one.asked else 0 for sequence, one in zip(sequences, known)]
         total = min(sum(guess), len(charged.toll))
         if not total:
@@ -220,9 +237,11 @@ class Price:
         self._looks -= 1
         return True
 
-    def _ask(self, known: list[Yield], goodput: float, drafting: list[float]) -> None:
-        """Decide who is asked about. `drafting[k]`: seconds that k asks take."""
-        worth = [-1.0 if one.mute else one.worth(goodput) for one in known]
+    def _ask(self, known: list[Yield], goodput: float, drafting: list[float], late: list[int]) -> None:
+        """Decide who is asked about. `drafting[k]`: seconds that k asks take; `late`: tokens of each that the drafter has to catch up
+        with."""
+        read = goodput * self._drafting.read_seconds
+        worth = [-1.0 if one.mute else one.worth(goodput) - read * unread / READ_ASKS for one, unread in zip(known, late)]
         order = sorted(range(len(known)), key=worth.__getitem__, reverse=True)
         earned = best = 0.0
         chosen = 0
@@ -237,13 +256,15 @@ class Price:
         self._curiosity.earn(len(known))
         rest = [i for i in order[chosen:] if not known[i].mute]
         if rest:
-            self._look(rest, known, worth, goodput * drafting[max(chosen, 1)] / max(chosen, 1))
+            cost = goodput * drafting[max(chosen, 1)] / max(chosen, 1)
+            self._look(rest, known, [cost + read * unread - value for unread, value in zip(late, worth)])
 
-    def _look(self, rest: list[int], known: list[Yield], worth: list[float], cost: float) -> None:
-        """Ask about some that are not worth it as well, whose turn it is. `cost`: tokens that drafting for one takes."""
+    def _look(self, rest: list[int], known: list[Yield], cost: list[float]) -> None:
+        """Ask about some that are not worth it as well, whose turn it is. `cost`: tokens that asking about each takes beyond what it
+        brings."""
         rest.sort(key=lambda i: known[i].looked)
         for i in rest:
-            if not self._curiosity.affords(cost - worth[i]):
+            if not self._curiosity.affords(cost[i]):
                 return
             known[i].asked = True
             known[i].looked = self._round

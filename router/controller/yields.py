@@ -60,9 +60,9 @@ class Honesty:
 class Yield:
     """Of one sequence. `all`: of all sequences so far. `asked`: in the last step. `weight`: what its guesses are worth beside
     those of the others. `mute`: it wants no guesses. `looked`: last round in which it
-    was asked about though it was not worth it."""
+    was asked about though it was not worth it. `told`: tokens it had when it was asked about last, `read`: when that step was over."""
 
-    __slots__ = ("asked", "looked", "mean", "mute", "weight")
+    __slots__ = ("asked", "looked", "mean", "mute", "read", "told", "weight")
 
     def __init__(self, all: Mean, mute: bool = False) -> None:
         self.weight = 1.0
@@ -72,6 +72,7 @@ class Yield:
         self.asked = False
         self.mute = mute
         self.looked = -1
+        self.told = self.read = 0
 
     def worth(self, goodput: float) -> float:
         """Tokens that an ask earns beyond what could have been had in the time its nodes took, at so many tokens a second."""

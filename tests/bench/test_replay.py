@@ -11,7 +11,7 @@ from forerun.bench import replay
 from forerun.bench.compare import fixed, main, ours, run
 from forerun.bench.policies import Always
 from forerun.bench.replay import Answer, Shelf
-from forerun.bench.scenarios import replayed
+from forerun.bench.scenarios import fresh, replayed
 from forerun.bench.simulate import simulate
 
 
@@ -74,3 +74,12 @@ def test_answers_are_kept_as_lines(tmp_path: Path, capsys: pytest.CaptureFixture
     assert replay.load(file) == ANSWERS[:2]
     assert main(["--answers", str(file), "--only", "all, 1"]) == 0
     assert "suffix on all" in capsys.readouterr().out
+
+
+def test_a_fresh_drafter_for_a_few_answers_knows_nothing_of_the_others() -> None:
+    """An answer that a drafter has seen it guesses whole; one that comes again before another drafter it does not."""
+    twice = [*[one for one in ANSWERS if one.workload == "chat"][:1]] * 2
+    together, apart = (list(fresh(twice, "suffix", each)) for each in (2, 1))
+    assert [len(scenario.anew()) for scenario in [*together, *apart] if scenario.anew] == [2, 1, 1]
+    first, second = (simulate(scenario, Always(8)).accepted for scenario in apart)
+    assert first == second < simulate(together[0], Always(8)).accepted - first

@@ -3,16 +3,17 @@ trace (known only afterwards), and soon right again after a change."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
 
 from forerun.bench.compare import FIXED, fixed, ours, recovery, run
-from forerun.bench.machine import CPU, GPU, STAIR
+from forerun.bench.machine import CPU, GPU, NATIVE, STAIR
 from forerun.bench.policies import Always, Clairvoyant
 from forerun.bench.scenarios import CHAT, COPY, HONEST, LIAR, change, scenarios
-from forerun.bench.simulate import simulate
-from forerun.bench.traces import Regime, draw, tokens_of
+from forerun.bench.simulate import Scenario, simulate
+from forerun.bench.traces import Regime, draw, mixed, tokens_of
 
 EVERY = {scenario.name: scenario for scenario in scenarios(200, loads=(1, 4, 16))}
 
@@ -35,6 +36,17 @@ def test_thirty_rounds_after_a_change_it_is_as_good_as_the_best_fixed_k(before: 
         best = max(recovery(simulate(scenario, Always(k), seed), 300, 30, load) for k in (0, *FIXED))
         ratio += recovery(simulate(scenario, ours(scenario), seed), 300, 30, load) / best / len(seeds)
     assert ratio >= 0.95
+
+
+@pytest.mark.parametrize(("chance", "least"), [(0.02, 0.985), (0.2, 0.985), (0.5, 1.02), (0.7, 1.2)])
+def test_a_draft_model_that_reads_every_prompt_is_found_out_within_six_short_answers(chance: float, least: float) -> None:
+    """What it takes to read a prompt is paid once: it must neither hide that asking pays, nor be paid for nothing again and again."""
+    machine = dataclasses.replace(NATIVE, draft_each=0.0, draft_step=1.5e-3, draft_node=1e-3, draft_read=1.2e-4)
+    ratios = []
+    for seed in range(3):
+        scenario = Scenario(f"draft model {seed}", machine, mixed(random.Random(seed), [Regime(chance, spread=0.5)], 6, 147, 80))
+        ratios.append(simulate(scenario, ours(scenario)).speed / simulate(scenario, Always(0)).speed)
+    assert min(ratios) >= 0.985 and sum(ratios) / 3 >= least
 
 
 @pytest.mark.parametrize("machine", [CPU, STAIR, GPU])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -74,3 +75,17 @@ def test_from_the_shell(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, str(SCRIPT), str(file), "--rows", "2"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("x ") and "drafting: median" in done.stdout
+
+
+def test_no_look_up_in_the_text_itself_passes_the_bound(tool: Any) -> None:
+    for seed in range(20):
+        dice = random.Random(seed)
+        phrases = [[dice.randrange(9) for _ in range(dice.randrange(1, 6))] for _ in range(4)]
+        tokens = [token for _ in range(30) for token in dice.choice(phrases)]
+        text = tool.Text(tokens[:20], tokens[20:])
+        nodes = dice.choice([1, 4, 8])
+        behind, anywhere = (sum(tool.bound(text, context, nodes)) for context in (1, 0))
+        tallies, _ = tool.replay(Ngram(nodes), [text], nodes)
+        assert tallies[""].accepted <= behind <= anywhere
+        assert all(0 <= run <= nodes for run in tool.bound(text, 1, nodes))
+        assert sum(1 + run for run in tool.bound(text, 0, nodes)) == len(text.output) - 1, "every token once"

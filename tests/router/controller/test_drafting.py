@@ -30,3 +30,25 @@ def test_what_is_not_known_is_in_proportion_to_the_nearest_that_is() -> None:
     drafting.observe(0, 1.0)
     drafting.observe(2, 0.0)
     assert drafting.seconds(1)[1] == pytest.approx(1e-5)
+
+
+def test_reading_a_prompt_is_not_what_every_ask_takes() -> None:
+    """Sequences begin, are read, and are asked about thirty times; now and then somebody else has the machine."""
+    drafting, chance = Drafting(), random.Random(0)
+    each, read = 1.5e-3, 1e-4
+    for number in range(600):
+        unread = 80 if number % 30 == 0 else 0
+        outlier = 10 if chance.random() < 0.03 else 1
+        drafting.observe(1, (each + read * unread) * chance.uniform(0.9, 1.1) * outlier, unread)
+    assert drafting.seconds(1)[1] == pytest.approx(each, rel=0.2)
+    assert drafting.read_seconds == pytest.approx(read, rel=0.4)
+
+
+def test_the_first_ask_says_little_of_the_next_ones() -> None:
+    drafting = Drafting()
+    drafting.observe(1, 0.010, 80)
+    assert drafting.seconds(1)[1] == pytest.approx(0.005) and drafting.read_seconds == pytest.approx(0.005 / 80)
+    drafting.observe(1, 0.002)
+    drafting.observe(1, 0.002)
+    drafting.observe(1, 0.002)
+    assert drafting.seconds(1)[1] == pytest.approx(0.002, rel=0.4)
