@@ -32,9 +32,7 @@ def test_looking_again_costs_a_bounded_share(tokens: int, cost: float) -> None:
     for _ in range(rounds):
         curiosity.earn(tokens)
         spent += cost * curiosity.affords(cost)
-    assert 0.8 * 0.003 * tokens * rounds - cost <= spent <= 0.003 * tokens * rounds + 1.0 + cost, (
-        "what is there at the start, and what comes later"
-    )
+    assert 0.8 * 0.003 * tokens * rounds - cost <= spent <= 0.003 * tokens * rounds + 1.0 + cost
 
 
 def test_a_worker_that_expects_too_much_is_believed_less() -> None:
