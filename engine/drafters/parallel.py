@@ -23,6 +23,7 @@ from forerun.engine.batch import Stem, grow
 from forerun.engine.drafters.draft import FREE, Draft, Terms
 from forerun.engine.drafters.lattice import Lattice, Levels
 from forerun.engine.drafters.recursive import Made, Recursive, Waiting
+from forerun.engine.drafters.recursive_net import Stepped
 from forerun.engine.drafters.registry import Host
 
 
@@ -86,4 +87,5 @@ class Parallel(Recursive):
             tokens += [*known, *[self._mask.token] * masks]
             carried += [real, self._mask.carried.expand(masks, -1)]
         self._stage.put(self._embedding(tokens), torch.cat(carried))
-        return self._run(grow(stems, self._table, self._backend.device)).logits
+        stepped: Stepped = self._run(grow(stems, self._table, self._backend.device))
+        return stepped.logits

@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,7 +49,8 @@ class Made:
     bytes: int
 
 
-class Waiting(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True)
+class Waiting:
     """A row whose next `count` entries are due; `ends`: then it has all, and can have `most` nodes of `depth` levels."""
 
     traced: Traced
