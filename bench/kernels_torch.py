@@ -2,8 +2,8 @@
 
 Weights pass through up to eight copies, so that large matrices come from memory, as they do in a step; small ones of the larger models come
 from the last-level cache, and those of the model that fits into a core's own cache stay there. Both sides get as many threads. Ours takes
-and gives float32, torch's bf16: that is what each has in a model. What is measured is up to eight products in a row, so that our making of their
-input, once, counts for little. One is measured after the other, not in turns: torch's idle threads spin
+and gives float32, torch's bf16: that is what each has in a model. Up to eight products in a row are measured, so that our making of
+their input, once, counts for little. One is measured after the other, not in turns: torch's idle threads spin
 for a while, and would take a core from ours.
 """
 
