@@ -165,7 +165,7 @@ def test_a_poisoned_memory(spec: str, kind: str) -> None:
         for wrong in ((answer.tokens[place] + 1) % VOCAB, VOCAB - 1):
             text = [*answer.tokens[:place], wrong, wrong]
             drafter.absorb(Commit([0], [0], [text], [wrong], None, [0], [""]))
-            drafter.propose([0], [8])
+            drafter.propose([0], [min(8, drafter.needs.most)])
             drafter.forget([0])
     for _ in range(2):
         sequence = fresh(answer)

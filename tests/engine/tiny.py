@@ -178,7 +178,8 @@ def tiny_engine(
     rows = RowTable(ROWS, LONGEST, NODES, VOCAB, size, grammars or tiny_grammars())
     drafter = drafter or Silent()
     drafter.needs.attach(Place(tuple(backend.pool(spec, PAGES) for spec in drafter.needs.pools), rows.table, ROWS, LONGEST))
-    speculator = Speculator(drafter, VOCAB, LONGEST, NODES, step_nodes)
+    nodes = min(NODES, drafter.needs.most or NODES)  # as a worker asks for no more than the drafter makes
+    speculator = Speculator(drafter, VOCAB, LONGEST, nodes, step_nodes)
     return Engine(ready, backend, model, backend.pool(model.pool, PAGES), rows, Sampler(backend.ops, VOCAB, 0.5, 2.0), speculator)
 
 

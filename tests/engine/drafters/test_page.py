@@ -11,6 +11,7 @@ import pytest
 from forerun.engine.drafters.layouts import BEST_FIRST
 from forerun.engine.drafters.registry import DRAFTERS, Setting
 from tests.engine.test_identity import fresh, truth
+from tests.engine.test_registered import Watched
 from tests.engine.tiny import Front, tiny_engine
 
 PAGE = (Path(__file__).parents[3] / "docs" / "drafters.md").read_text()
@@ -23,12 +24,13 @@ def test_the_drafter_of_the_page(kind: str) -> None:
     exec(code, names)
     answers = [truth(kind, seed, length) for seed, length in ((1, 21), (2, 5), (3, 40))]
     drafter = names["Echo"].open("", Setting())
-    front = Front(tiny_engine(drafter))
+    watched = Watched(drafter)
+    front = Front(tiny_engine(watched))
     sequences = [fresh(answer) for answer in answers]
     for sequence in sequences:
         front.admit(sequence)
-    front.run(guess=4)
-    assert [s.answer for s in sequences] == [a.answer for a in answers] and not drafter._rows
+    front.run(guess=8)  # more than it says it makes, as every identity test asks for
+    assert [s.answer for s in sequences] == [a.answer for a in answers] and not drafter._rows and not watched.rows
     assert sum(s.drafted for s in sequences) > 0 and (kind != "greedy" or sum(s.accepted for s in sequences) > 0)
 
 
