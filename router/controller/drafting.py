@@ -71,8 +71,11 @@ class Drafting:
         known = [at for at, rate in enumerate(self._each) if rate.seen]
         if not known:
             return [0.0] * (most + 1)
-        each = [self._each[min(known, key=lambda at: abs(at - wanted))].value for wanted in range(_bucket(max(most, 1)) + 1)]
-        return [asked * each[_bucket(asked)] for asked in range(most + 1)]
+        found = [0.0]
+        for bucket in range(_bucket(max(most, 1)) + 1):
+            each = self._each[min(known, key=lambda at: abs(at - bucket))].value
+            found += [asked * each for asked in range(len(found), min(1 << bucket, most) + 1)]
+        return found
 
 
 def _bucket(asked: int) -> int:

@@ -240,8 +240,10 @@ class Price:
     def _ask(self, known: list[Yield], goodput: float, drafting: list[float], late: list[int]) -> None:
         """Decide who is asked about. `drafting[k]`: seconds that k asks take; `late`: tokens of each that the drafter has to catch up
         with."""
+        worth = [-1.0 if one.mute else one.worth(goodput) for one in known]
         read = goodput * self._drafting.read_seconds
-        worth = [-1.0 if one.mute else one.worth(goodput) - read * unread / READ_ASKS for one, unread in zip(known, late)]
+        if any(late):
+            worth = [value - read * unread / READ_ASKS for value, unread in zip(worth, late)]
         order = sorted(range(len(known)), key=worth.__getitem__, reverse=True)
         earned = best = 0.0
         chosen = 0
@@ -257,14 +259,14 @@ class Price:
         rest = [i for i in order[chosen:] if not known[i].mute]
         if rest:
             cost = goodput * drafting[max(chosen, 1)] / max(chosen, 1)
-            self._look(rest, known, [cost + read * unread - value for unread, value in zip(late, worth)])
+            self._look(rest, known, lambda i: cost + read * late[i] - worth[i])
 
-    def _look(self, rest: list[int], known: list[Yield], cost: list[float]) -> None:
-        """Ask about some that are not worth it as well, whose turn it is. `cost`: tokens that asking about each takes beyond what it
+    def _look(self, rest: list[int], known: list[Yield], cost: Callable[[int], float]) -> None:
+        """Ask about some that are not worth it as well, whose turn it is. `cost(i)`: tokens that asking about one takes beyond what it
         brings."""
         rest.sort(key=lambda i: known[i].looked)
         for i in rest:
-            if not self._curiosity.affords(cost[i]):
+            if not self._curiosity.affords(cost(i)):
                 return
             known[i].asked = True
             known[i].looked = self._round

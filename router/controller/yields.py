@@ -17,7 +17,7 @@ _EXPLORE = 0.003
 """share of all tokens that looking again may cost"""
 _HONEST, _HONEST_FADE = 8.0, 0.998
 """accepted guesses that the belief in a worker's expectations is worth at the start, and what an ask leaves of the older ones"""
-_FIRST_CREDIT = 0.3
+_FIRST_CREDIT = 0.6
 """tokens, at the start and at the most"""
 
 

@@ -38,7 +38,7 @@ def test_thirty_rounds_after_a_change_it_is_as_good_as_the_best_fixed_k(before: 
     assert ratio >= 0.95
 
 
-@pytest.mark.parametrize(("chance", "least"), [(0.02, 0.985), (0.2, 0.985), (0.5, 1.02), (0.7, 1.2)])
+@pytest.mark.parametrize(("chance", "least"), [(0.02, 0.985), (0.2, 0.985), (0.5, 0.99), (0.7, 1.2)])
 def test_a_draft_model_that_reads_every_prompt_is_found_out_within_six_short_answers(chance: float, least: float) -> None:
     """What it takes to read a prompt is paid once: it must neither hide that asking pays, nor be paid for nothing again and again."""
     machine = dataclasses.replace(NATIVE, draft_each=0.0, draft_step=1.5e-3, draft_node=1e-3, draft_read=1.2e-4)
