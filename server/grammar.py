@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 import signal
 import sys
 from collections import Counter, OrderedDict
@@ -184,8 +185,10 @@ class GrammarReader:
         process, self._process = self._process, None
         if process is None:
             return 0
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        # Not process.kill(): that polls first, and so takes the code of a process that just ended from asyncio, which then says 255.
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
         return await process.wait()
 
 
