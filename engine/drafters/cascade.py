@@ -24,10 +24,10 @@ from torch import Tensor
 from forerun.backends.base import Pool, PoolSpec
 from forerun.engine.batch import Batch, Stem, grow
 from forerun.engine.drafters.branches import ROOT, Branches, Tree
-from forerun.engine.drafters.draft import FREE, Commit, Draft, Late, Needs, Place, Terms
-from forerun.engine.drafters.ear import Ear
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Place, Terms
+from forerun.engine.drafters.entries import COPIES, stem
 from forerun.engine.drafters.lattice import Levels
-from forerun.engine.drafters.recursive import CATCH_UP, COPIES, QUIET
+from forerun.engine.drafters.listener import CATCH_UP, Listener
 from forerun.engine.drafters.recursive_load import Embed
 from forerun.engine.drafters.recursive_net import Net, Stage, Stepped
 from forerun.engine.drafters.registry import Host
@@ -82,39 +82,28 @@ class Cascade:
         self._branches = Branches(levels, beams=1)
         self._most, self._deepest = most, len(stages.nets)
         self._progress: dict[int, _Progress] = {}
-        self._quiet = 0
-        self._ear = Ear(self._learn)
+        self.listener = Listener(levels.calibration, self._enter_behind)
         rows, net = host.start.max_rows, stages.nets[0]
         self._room = CATCH_UP + rows * (most + 2 + LAG + self._deepest)
         work = self._room * (COPIES * self._deepest * max(each.width for each in stages.nets) + stages.width + 3 * net.carried)
         work += 2 * rows * net.vocab * self._deepest + rows * self._deepest * 2 * LAG * net.carried + STORAGE * host.model.hidden
         taps = (stages.tap,)
         self.needs = Needs(
-            taps, (stages.pool,), most, lazy=False, weight_bytes=stages.bytes, work_bytes=4 * work, attach=self._attach, late=self._lacks
+            taps,
+            (stages.pool,),
+            most,
+            lazy=False,
+            weight_bytes=stages.bytes,
+            work_bytes=4 * work,
+            attach=self._attach,
+            late=self.listener.lacks,
         )
 
-    @property
-    def late(self) -> int:
-        """Positions of the target that this drafter never saw, so far."""
-        self._ear.heed()
-        return self._trail.late
-
-    def _lacks(self) -> Late:
-        return Late(positions=self._trail.late)
-
     def absorb(self, commit: Commit) -> None:
-        self._quiet += 1
-        self._ear.hear(commit)
-
-    def _learn(self, commit: Commit) -> None:
-        self._trail.learn(commit, self._levels.calibration)
-        if self._trail.excess and self._quiet <= QUIET:
-            self._enter_behind(self._trail.excess)
-        self._trail.shed()
+        self.listener.absorb(commit)
 
     def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
-        self._quiet = 0
-        self._ear.heed()
+        self.listener.asked()
         began = time.perf_counter()
         growing, heard, entered = self._enter(rows, budget, terms)
         self._levels.pace.observe(entered, time.perf_counter() - began)
@@ -131,18 +120,16 @@ class Cascade:
         return [self._branches.finish(growing[number].tree if number in growing else None) for number in rows]
 
     def forget(self, rows: list[int]) -> None:
-        self._ear.heed()
+        self.listener.forget(rows)
         for number in rows:
-            self._levels.calibration.forget(number)
             self._progress.pop(number, None)
-        self._trail.forget(rows)
 
     # -- what came true ----------------------------------------------------------------------------------------------------------
 
     def _attach(self, place: Place) -> None:
         pool, stages = place.pools[0], self._stages
         self._table = place.table
-        self._trail = Trail(place.table, pool.keys.shape[1], successor=True)
+        self.listener.open(Trail(place.table, pool.keys.shape[1], successor=True))
         self._stage = Stage.open(self._room, stages.width, stages.nets[0].carried, self._backend.device)
         self._runs = [self._recorded(net, pool) for net in stages.nets]
         longest = min(self._room, place.longest)
@@ -161,48 +148,22 @@ class Cascade:
     def _enter(self, rows: Sequence[int], budget: Sequence[int], terms: Terms) -> tuple[dict[int, _Growing], list[_Progress], int]:
         """The first module enters what waits of the rows asked about: all, where it is not much. Returns drafts of one level for those
         that are then up to date, all rows that were entered, and how many entries that were."""
-        stems: list[Stem] = []
-        heard: list[_Progress] = []
-        tokens: list[int] = []
-        features: list[Tensor] = []
-        drafted: list[tuple[_Progress, int]] = []
-        left = CATCH_UP
-        for progress, most in sorted(self._able(rows, budget), key=lambda each: self._trail.due(each[0].traced)):
-            traced = progress.traced
-            due = self._trail.due(traced)
-            count = due if due <= most + 1 or due <= left else left
-            if count < 1:
-                continue
-            left -= count if count > self._most + 1 else 0
-            ends = count == due and traced.row.computed + count == len(traced.row.tokens) - 1
-            stems.append(Stem(traced.row.number, traced.base, traced.row.computed, count, (), (count - 1,) if ends else ()))
-            after, there = self._trail.take(traced, count, labelled=False)
-            heard.append(progress)
-            tokens += after
-            features.append(there)
-            if ends:
-                drafted.append((progress, most))
-        if not stems:
+        trail = self.listener.trail
+        asked = trail.portion(trail.able(rows, budget), self._most, CATCH_UP)
+        if not asked:
             return {}, [], 0
-        stepped = self._first(stems, heard, tokens, features)
+        heard = [self._of(one.traced) for one in asked]
+        stems = [stem(one.traced, one.count, (one.count - 1,) if one.ends else ()) for one in asked]
+        parts = [trail.take(one.traced, one.count, labelled=False) for one in asked]
+        stepped = self._first(stems, heard, [token for tokens, _ in parts for token in tokens], [features for _, features in parts])
         growing: dict[int, _Growing] = {}
-        for progress, most in drafted:
-            row = progress.traced.row
-            room = self._table.reach(row.number) - len(row.tokens) + 1
-            tree = Tree(row, most, min(most, room, self._deepest))
-            growing[row.number] = _Growing(progress, tree, stepped.carried[:0])
-        if drafted:
+        for progress, one in zip(heard, asked):
+            if one.ends:
+                tree = Tree(one.traced.row, one.most, min(one.depth, self._deepest))
+                growing[one.traced.row.number] = _Growing(progress, tree, stepped.carried[:0])
+        if growing:
             self._branches.add([one.tree for one in growing.values()], [ROOT] * len(growing), stepped.logits, terms)
-        return growing, heard, sum(stem.known for stem in stems)
-
-    def _able(self, rows: Sequence[int], budget: Sequence[int]) -> list[tuple[_Progress, int]]:
-        """Rows that were heard of and whose pages hold all their tokens."""
-        able = []
-        for number, most in zip(rows, budget):
-            traced = self._trail.get(number)
-            if traced is not None and most > 0 and len(traced.row.tokens) <= self._table.reach(number):
-                able.append((self._of(traced), most))
-        return able
+        return growing, heard, sum(one.count for one in asked)
 
     def _of(self, traced: Traced) -> _Progress:
         """How far the modules are; from the beginning for a row that is new, or that begins late."""
@@ -219,32 +180,25 @@ class Cascade:
         net = self._stages.nets[0]
         fused = net.fusion(self._ops, features[0] if len(features) == 1 else torch.cat(features)).float()
         stepped = self._run(0, stems, tokens, fused)
-        made = torch.split(stepped.carried if self._stages.chained else fused, [stem.known for stem in stems])
+        made = torch.split(stepped.carried if self._stages.chained else fused, [each.known for each in stems])
         for progress, rows in zip(heard, made):
             for place in (1,) if self._stages.chained else range(1, self._deepest):
                 progress.inputs[place] = torch.cat([progress.inputs[place], rows])
         return stepped
 
-    def _enter_behind(self, count: int) -> None:
-        """Enters so many of the entries that wait, the oldest of the rows with most first."""
-        for traced in reversed(self._trail.behind()):
-            # The newest stays: behind it the next draft begins.
-            part = min(count, self._trail.due(traced) - 1)
-            while part > 0:
-                taken = min(part, CATCH_UP)
-                progress = self._of(traced)
-                stem = Stem(traced.row.number, traced.base, traced.row.computed, taken, (), ())
-                tokens, features = self._trail.take(traced, taken, labelled=False)
-                self._first([stem], [progress], tokens, [features])
-                for place in range(1, self._deepest):
-                    self._step(place, [], [progress], FREE)
-                self._settle([progress])
-                part, count = part - taken, count - taken
+    def _enter_behind(self, traced: Traced, count: int) -> None:
+        progress = self._of(traced)
+        row = stem(traced, count, ())
+        tokens, features = self.listener.trail.take(traced, count, labelled=False)
+        self._first([row], [progress], tokens, [features])
+        for place in range(1, self._deepest):
+            self._step(place, [], [progress], FREE)
+        self._settle([progress])
 
     def _settle(self, heard: Sequence[_Progress]) -> None:
         """Entries of all modules are there, for other rows to find."""
         for progress in heard:
-            self._trail.entered(progress.traced, min(progress.traced.row.computed, *progress.entered[1:]))
+            self.listener.trail.entered(progress.traced, min(progress.traced.row.computed, *progress.entered[1:]))
 
     # -- guesses -----------------------------------------------------------------------------------------------------------------
 
@@ -274,11 +228,11 @@ class Cascade:
             tokens += text[first + 1 + place : first + 1 + place + count]
             staged.append(inputs)
             parts.append((progress, one, true))
-            self._trail.scribbles(progress.traced, first, first + count)
+            self.listener.trail.scribbles(progress.traced, first, first + count)
         if not stems:
             return
         stepped = self._run(place, stems, tokens, torch.cat(staged))
-        for (progress, one, true), rows in zip(parts, torch.split(stepped.carried, [stem.known for stem in stems])):
+        for (progress, one, true), rows in zip(parts, torch.split(stepped.carried, [each.known for each in stems])):
             progress.entered[place] += true
             progress.inputs[place] = progress.inputs[place][true:]
             if chained and place + 1 < self._deepest:

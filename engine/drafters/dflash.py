@@ -20,11 +20,11 @@ import torch
 from forerun.backends.base import PoolSpec
 from forerun.engine.drafters.dflash_load import BlockPlan, merged, read_net, read_output, read_plan
 from forerun.engine.drafters.dflash_net import BlockNet, Spot
-from forerun.engine.drafters.draft import FREE, Commit, Draft, Late, Needs, Place, Terms
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Place, Terms
 from forerun.engine.drafters.dspark import has_heads, read_spark
-from forerun.engine.drafters.ear import Ear
 from forerun.engine.drafters.heads import Heads, parse_value
 from forerun.engine.drafters.lattice import Lattice, Levels
+from forerun.engine.drafters.listener import CATCH_UP, Listener
 from forerun.engine.drafters.registry import Host, Setting
 from forerun.engine.drafters.taps import STORAGE, Traced, Trail
 from forerun.engine.drafters.voice import ROWS, Marginals, Voice, speak
@@ -33,10 +33,6 @@ log = logging.getLogger(__name__)
 
 MOST = 16
 """nodes of a tree, unless told otherwise"""
-CATCH_UP = 512
-"""entries that are made up for in one call, beside those behind each root"""
-QUIET = 64
-"""commits without a question after which nobody is drafting"""
 
 
 class Dflash:
@@ -93,79 +89,52 @@ class Blocks:
         self._voice = voice
         self._ops, self._device = host.backend.ops, host.backend.device
         self._table_of_tokens = host.model.shared().table
-        self._quiet = 0
-        self._ear = Ear(self._learn)
+        self.listener = Listener(levels.calibration, lambda traced, count: self._enter([(traced, count)]))
         rows, hidden = host.start.max_rows, host.model.hidden
         work = (rows * plan.size + CATCH_UP) * net.width + net.gathered(plan.size)
         work += (STORAGE + CATCH_UP) * len(plan.taps) * hidden + 2 * max(rows, ROWS) * vocab
         self.needs = Needs(
-            plan.taps, (pool,), most, lazy=False, weight_bytes=weight_bytes, work_bytes=4 * work, attach=self._attach, late=self._lacks
+            plan.taps,
+            (pool,),
+            most,
+            lazy=False,
+            weight_bytes=weight_bytes,
+            work_bytes=4 * work,
+            attach=self._attach,
+            late=self.listener.lacks,
         )
 
-    @property
-    def late(self) -> int:
-        """Positions of the target that this drafter never saw, so far."""
-        self._ear.heed()
-        return self._trail.late
-
-    def _lacks(self) -> Late:
-        return Late(positions=self._trail.late)
-
     def absorb(self, commit: Commit) -> None:
-        self._quiet += 1
-        self._ear.hear(commit)
-
-    def _learn(self, commit: Commit) -> None:
-        self._trail.learn(commit, self.levels.calibration)
-        if self._trail.excess and self._quiet <= QUIET:
-            self._enter_behind(self._trail.excess)
-        self._trail.shed()
+        self.listener.absorb(commit)
 
     def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
-        self._quiet = 0
-        self._ear.heed()
+        self.listener.asked()
         lattices = {traced.row.number: (traced, Lattice(traced.row, most, depth)) for traced, most, depth in self._able(rows, budget)}
         if lattices:
             self._speak(list(lattices.values()), terms)
         return [self.levels.finish(lattices[number][1] if number in lattices else None) for number in rows]
 
     def forget(self, rows: list[int]) -> None:
-        self._ear.heed()
-        for number in rows:
-            self.levels.calibration.forget(number)
-        self._trail.forget(rows)
+        self.listener.forget(rows)
 
     # -- entries -----------------------------------------------------------------------------------------------------------------
 
     def _attach(self, place: Place) -> None:
         self._pool, self._table = place.pools[0], place.table
-        self._trail = Trail(place.table, self._pool.keys.shape[1], successor=False)
+        self.listener.open(Trail(place.table, self._pool.keys.shape[1], successor=False))
 
     def _able(self, rows: Sequence[int], budget: Sequence[int]) -> list[tuple[Traced, int, int]]:
         """(row, nodes, levels) of those whose entries are all there; makes those that are missing, of rows far behind a part."""
-        asked: list[tuple[Traced, int]] = []
-        for number, most in zip(rows, budget):
-            traced = self._trail.get(number)
-            if traced is not None and most > 0 and len(traced.row.tokens) <= self._table.reach(number):
-                asked.append((traced, most))
+        asked = self.listener.trail.able(rows, budget)
         left = CATCH_UP
         parts: list[tuple[Traced, int]] = []
-        for traced, _ in sorted(asked, key=lambda each: self._trail.due(each[0])):
-            due = self._trail.due(traced)
+        for traced, _ in sorted(asked, key=lambda each: self.listener.trail.due(each[0])):
+            due = self.listener.trail.due(traced)
             count = due if due <= self.plan.size else min(due, left)
             left -= count if due > self.plan.size else 0
             parts.append((traced, count))
         self._enter(parts)
         return [(traced, most, min(most, self.plan.places)) for traced, most in asked if traced.ready]
-
-    def _enter_behind(self, count: int) -> None:
-        """Makes so many of the entries that wait, of the rows with most first."""
-        for traced in reversed(self._trail.behind()):
-            part = min(count, self._trail.due(traced))
-            count -= part
-            while part > 0:
-                self._enter([(traced, min(part, CATCH_UP))])
-                part -= CATCH_UP
 
     def _enter(self, asked: Sequence[tuple[Traced, int]]) -> None:
         """Makes the next so many entries of each of these rows, all in one forward."""
@@ -175,7 +144,7 @@ class Blocks:
         counts = [count for _, count in asked]
         places = np.concatenate([np.arange(traced.row.computed, traced.row.computed + count) for traced, count in asked])
         rows, bases = (np.repeat(each, counts) for each in zip(*((traced.row.number, traced.base) for traced, _ in asked)))
-        features = [self._trail.take(traced, count)[1] for traced, count in asked]
+        features = [self.listener.trail.take(traced, count)[1] for traced, count in asked]
         slots = torch.from_numpy(self._table.slots(rows, places)).to(self._device)
         positions = torch.from_numpy((places - bases).astype(np.int32)).to(self._device)
         self.net.enter(self._ops, torch.cat(features) if len(features) > 1 else features[0], positions, slots, self._pool)
@@ -185,7 +154,7 @@ class Blocks:
         first = traced.row.computed
         reaches = self._table.reach(traced.row.number) >= first + self.plan.size
         if reaches:
-            self._trail.scribbles(traced, first, first + self.plan.size)
+            self.listener.trail.scribbles(traced, first, first + self.plan.size)
         return reaches
 
     # -- guesses -----------------------------------------------------------------------------------------------------------------

@@ -21,10 +21,11 @@ import dataclasses
 import logging
 from typing import Any
 
+from forerun.engine.drafters.entries import Made
 from forerun.engine.drafters.heads import Heads, parse_value
 from forerun.engine.drafters.lattice import Levels
 from forerun.engine.drafters.parallel import Mask, Parallel
-from forerun.engine.drafters.recursive import Made, Recursive
+from forerun.engine.drafters.recursive import Recursive
 from forerun.engine.drafters.recursive_load import Frame, embedding, pool_of, targets
 from forerun.engine.drafters.recursive_net import Fusion, Joined, Net, Split
 from forerun.engine.drafters.registry import Host, Setting
@@ -41,10 +42,10 @@ OPTIONS = {"beams": [str(count) for count in range(1, 33)]}
 
 
 class Eagle:
-    """Opens the drafter; what runs is `Recursive`."""
+    """Opens the drafter; what runs is `Recursive`, or `Parallel` for P-EAGLE."""
 
     @staticmethod
-    def open(value: str, setting: Setting) -> Recursive:
+    def open(value: str, setting: Setting) -> Recursive | Parallel:
         host = setting.worker
         place, options = parse_value("eagle", value, OPTIONS)
         heads = Heads.open(place, host)

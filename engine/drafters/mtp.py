@@ -31,11 +31,12 @@ from forerun.backends.base import PoolSpec
 from forerun.engine.drafters.cascade import Cascade, Stages
 from forerun.engine.drafters.draft import Drafter
 from forerun.engine.drafters.eagle import beams
+from forerun.engine.drafters.entries import Made
 from forerun.engine.drafters.heads import Heads, parse_value
 from forerun.engine.drafters.lattice import Levels
 from forerun.engine.drafters.mtp_blocks import accompanied, gated_attention, is_gated, latent_attention, routed
 from forerun.engine.drafters.mtp_trial import Trial, Way, choose, write
-from forerun.engine.drafters.recursive import Made, Recursive
+from forerun.engine.drafters.recursive import Recursive
 from forerun.engine.drafters.recursive_load import Embed, Frame, embedding, pool_of
 from forerun.engine.drafters.recursive_net import Fusion, Joined, Net
 from forerun.engine.drafters.registry import Host, Setting

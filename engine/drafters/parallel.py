@@ -7,7 +7,7 @@
 
 Rows see what stands before them. A place does not know what was chosen for the one before it, so the places are a lattice, as DFlash's are.
 Told by the configuration (`speculators_model_type` peagle) or the tensor `mask_hidden`. Where that is as wide as all tapped layers together
-it is fused like their features; where it is as wide as the head it stands behind the fusion. Everything else is `recursive.py`'s.
+it is fused like their features; where it is as wide as the head it stands behind the fusion. How entries are made: `entries.py`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from forerun.engine.batch import Stem, grow
-from forerun.engine.drafters.draft import FREE, Draft, Terms
+from forerun.engine.batch import Stem
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Terms
+from forerun.engine.drafters.entries import Entries, Made, stem
 from forerun.engine.drafters.lattice import Lattice, Levels
-from forerun.engine.drafters.recursive import Made, Recursive, Waiting
-from forerun.engine.drafters.recursive_net import Stepped
 from forerun.engine.drafters.registry import Host
+from forerun.engine.drafters.taps import Due
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,34 +35,38 @@ class Mask:
     carried: Tensor
 
 
-class Parallel(Recursive):
-    """`places`: guesses of a forward."""
+class Parallel:
+    """`most`: nodes of a draft; `places`: guesses of a forward."""
 
     def __init__(self, made: Made, mask: Mask, levels: Levels, host: Host, most: int, places: int) -> None:
-        super().__init__(made, levels, host, most, beams=1)
-        self._mask, self._places = mask, places
-        logits = 4 * 2 * host.start.max_rows * places * made.net.vocab
-        self.needs = dataclasses.replace(self.needs, work_bytes=self.needs.work_bytes + logits)
+        self._entries = Entries(made, levels, host, most, places + 1)
+        self._levels, self._mask, self._places = levels, mask, places
+        self.needs, self.listener = self._entries.needs, self._entries.listener
+
+    def absorb(self, commit: Commit) -> None:
+        self.listener.absorb(commit)
+
+    def forget(self, rows: list[int]) -> None:
+        self.listener.forget(rows)
 
     def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
-        self._quiet = 0
-        self._ear.heed()
+        self.listener.asked()
         began = time.perf_counter()
-        asked = self._waiting(rows, budget)
+        asked = self._entries.due(rows, budget)
         lattices = self._speak(asked, terms) if asked else {}
         self._levels.pace.observe(len(lattices), time.perf_counter() - began)
         return [self._levels.finish(lattices.get(number)) for number in rows]
 
-    def _speak(self, asked: Sequence[Waiting], terms: Terms) -> dict[int, Lattice]:
+    def _speak(self, asked: Sequence[Due], terms: Terms) -> dict[int, Lattice]:
         """Enters what waits, with masks behind the rows that are then up to date, and reads their places one by one."""
         guesses = [min(one.depth, self._places) if one.ends else 0 for one in asked]
         stems = []
         for one, count in zip(asked, guesses):
             behind = range(one.count - 1, one.count - 1 + count)
-            stems.append(self._stem(one.traced, one.count + max(0, count - 1), tuple(behind)))
-        parts = [self._trail.take(one.traced, one.count) for one in asked]
+            stems.append(stem(one.traced, one.count + max(0, count - 1), behind))
+        parts = self._entries.take(asked)
         for one, count in zip(asked, guesses):
-            self._trail.scribbles(one.traced, one.traced.row.computed, one.traced.row.computed + max(0, count - 1))
+            self.listener.trail.scribbles(one.traced, one.traced.row.computed, one.traced.row.computed + max(0, count - 1))
         logits = self._forward_masked(stems, parts, guesses)
         lattices = {}
         firsts = [sum(guesses[:i]) for i in range(len(guesses))]
@@ -76,16 +80,13 @@ class Parallel(Recursive):
             self._levels.add([lattice for lattice, _ in going], logits[[first + place for _, first in going]], terms)
         return lattices
 
-    def _forward_masked(self, stems: Sequence[Stem], parts: Sequence[tuple[list[int], Tensor]], guesses: Sequence[int]) -> Tensor:
+    def _forward_masked(self, stems: list[Stem], parts: Sequence[tuple[list[int], Tensor]], guesses: Sequence[int]) -> Tensor:
         """Logits [guesses of all rows, V']."""
-        features = torch.cat([part for _, part in parts]) if len(parts) > 1 else parts[0][1]
-        fused = torch.split(self._net.fusion(self._ops, features), [len(tokens) for tokens, _ in parts])
+        fused = torch.split(self._entries.fused(parts), [len(tokens) for tokens, _ in parts])
         tokens: list[int] = []
         carried: list[Tensor] = []
         for (known, _), real, count in zip(parts, fused, guesses):
             masks = max(0, count - 1)
             tokens += [*known, *[self._mask.token] * masks]
             carried += [real, self._mask.carried.expand(masks, -1)]
-        self._stage.put(self._embedding(tokens), torch.cat(carried))
-        stepped: Stepped = self._run(grow(stems, self._table, self._backend.device))
-        return stepped.logits
+        return self._entries.run(stems, tokens, torch.cat(carried)).logits

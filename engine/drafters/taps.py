@@ -66,13 +66,24 @@ class Traced:
         return self.row.computed == len(self.row.tokens) - 1 and self.row.computed > self.base
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Due:
+    """A row whose next `count` entries are to be made. `ends`: then it has all, and can have `most` nodes in `depth` levels."""
+
+    traced: Traced
+    most: int
+    depth: int
+    count: int
+    ends: bool
+
+
 class Trail:
     """`pages`: of the pool. `successor`: an entry needs the token that follows too. `stored`: feature rows that may wait."""
 
     def __init__(self, table: Table, pages: int, successor: bool, stored: int = STORED) -> None:
         self._table = table
         self._held = Held(table, pages)
-        self._successor = successor
+        self.successor = successor
         self._stored = stored
         self._rows: dict[int, Traced] = {}
         self.waiting = 0
@@ -111,7 +122,31 @@ class Trail:
 
     def due(self, traced: Traced) -> int:
         """How many entries can be made now."""
-        return min(traced.end, len(traced.row.tokens) - self._successor) - traced.row.computed
+        return min(traced.end, len(traced.row.tokens) - self.successor) - traced.row.computed
+
+    def able(self, rows: Sequence[int], budget: Sequence[int]) -> list[tuple[Traced, int]]:
+        """Those of these rows that were heard of, may have guesses, and whose pages hold all their tokens."""
+        found = []
+        for number, most in zip(rows, budget):
+            traced = self._rows.get(number)
+            if traced is not None and most > 0 and len(traced.row.tokens) <= self._table.reach(number):
+                found.append((traced, most))
+        return found
+
+    def portion(self, able: Sequence[tuple[Traced, int]], usual: int, left: int) -> list[Due]:
+        """What is to be entered now of rows that may have so many guesses, those with little first: all, where it is no more than a draft
+        leaves behind; more than `usual` + 1 only as far as `left` goes."""
+        found: list[Due] = []
+        for traced, most in sorted(able, key=lambda each: self.due(each[0])):
+            due, row = self.due(traced), traced.row
+            count = due if due <= most + 1 or due <= left else left
+            if count < 1:
+                continue
+            left -= count if count > usual + 1 else 0
+            ends = count == due and row.computed + count == len(row.tokens) - 1
+            room = self._table.reach(row.number) - len(row.tokens) + 1
+            found.append(Due(traced, most, min(most, room), count, ends))
+        return found
 
     def take(self, traced: Traced, count: int, labelled: bool = True) -> tuple[list[int], Tensor]:
         """The next `count` entries (at most `due`) are about to be made: the tokens that follow their positions (or, without successors,
@@ -132,7 +167,7 @@ class Trail:
         row.computed += count
         if labelled:
             self.entered(traced, row.computed)
-        shift = int(self._successor)
+        shift = int(self.successor)
         return row.tokens[first + shift : first + shift + count], parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def entered(self, traced: Traced, count: int) -> None:

@@ -154,7 +154,7 @@ def test_a_prefix_that_another_row_left_is_used(tmp_path: Path, monkeypatch: pyt
     table.grant(1, [*table.pages[ROW, :2], *range(100, 103)])
     more = torch.cat([features[: 2 * size], draw(8, 8, 2 * HIDDEN, scale=1.0)])
     drafter.absorb(Commit([1], [0], [other[:-1]], [other[-1]], [more[2 * size :]], [40]))
-    assert drafter.late == 0
+    assert drafter.listener.late == 0
     levels, chosen = ours(monkeypatch, drafter, "z-lab, windows", 1)
     same(levels, golden(LAYOUTS["z-lab, windows"], tensors, more, other[-1], chosen)[0])
 
@@ -168,7 +168,7 @@ def test_a_prefix_that_nobody_left_is_done_without(tmp_path: Path, monkeypatch: 
     drafter.absorb(Commit([ROW], [0], [tokens[:-1]], [tokens[-1]], [features[hole:]], [60]))
     levels, chosen = ours(monkeypatch, drafter, "z-lab, windows")
     same(levels, golden(LAYOUTS["z-lab, windows"], tensors, features[2 * size :], tokens[-1], chosen)[0])
-    assert drafter.late == 2 * size
+    assert drafter.listener.late == 2 * size
 
 
 def test_confidences_are_the_heads_own_until_they_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,11 +228,11 @@ def test_a_tree_of_places_or_a_chain(tmp_path: Path) -> None:
 def test_waiting_features_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt longer than what may wait: late while nobody asks, and still a draft."""
     drafter, _ = opened(tmp_path)
-    drafter._trail._stored = 100
-    drafter._quiet = 1000
+    drafter.listener.trail._stored = 100
+    drafter.listener._quiet = 1000
     tokens, features = tokens_of(1, 401), draw(7, 400, 2 * HIDDEN, scale=1.0)
     tell(drafter, tokens, features, chunks=range(50, 400, 50))
-    assert drafter._trail.waiting <= 100 and drafter.late > 0
+    assert drafter.listener.trail.waiting <= 100 and drafter.listener.late > 0
     assert drafter.propose([ROW], [8])[0].count > 0
 
 

@@ -166,12 +166,12 @@ def test_a_row_behind_a_prefix_hit_drafts_as_if_it_had_come_alone(tmp_path: Path
     heard.said.clear()
     hit.tell(70, lacking=48)
     hit.draft(3)
-    assert all(torch.equal(one, other) for one, (_, other) in zip(whole, heard.said, strict=True)) and not row.drafter.late
+    assert all(torch.equal(one, other) for one, (_, other) in zip(whole, heard.said, strict=True)) and not row.drafter.listener.late
     stranger = told(f"eagle={tmp_path}", 70, nodes=3, tree=False)
     heard.said.clear()
     stranger.tell(70, lacking=48)
     stranger.draft(3)
-    assert stranger.drafter.late == 48
+    assert stranger.drafter.listener.late == 48
     stranger.tokens, stranger.features, stranger.known = stranger.tokens[48:], stranger.features[48:], 22
     assert heard.off(Golden(tmp_path, "plain"), stranger) < 1e-4
 
@@ -181,20 +181,20 @@ def test_a_silent_time_costs_context_and_is_counted(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("forerun.engine.drafters.taps.STORED", 40)
     heard = Heard(monkeypatch)
     row = told(f"eagle={write_eagle3(tmp_path)}", 400, nodes=3, tree=False)
-    monkeypatch.setattr(row.drafter._trail, "_stored", 40)
-    row.drafter._quiet = 1000
+    monkeypatch.setattr(row.drafter.listener.trail, "_stored", 40)
+    row.drafter.listener._quiet = 1000
     for _ in range(300):
         row.tell(1, ends=True)
-        assert row.drafter._trail.waiting <= 40
-    assert row.drafter.late >= 250
+        assert row.drafter.listener.trail.waiting <= 40
+    assert row.drafter.listener.late >= 250
     row.draft(3)
-    base = row.drafter._trail.get(row.row).base
+    base = row.drafter.listener.trail.get(row.row).base
     rest = copy.copy(row)
     rest.tokens, rest.features, rest.known = row.tokens[base:301], row.features[base:], row.known - base
     assert heard.said and heard.off(Golden(tmp_path, "plain"), rest) < 1e-4
-    late = row.drafter.late
+    late = row.drafter.listener.late
     row.tell(100, ends=True)
-    assert row.drafter.late == late, "while somebody drafts, what is too much is entered instead"
+    assert row.drafter.listener.late == late, "while somebody drafts, what is too much is entered instead"
     heard.said.clear()
     row.draft(3)
     rest.tokens, rest.known = row.tokens[base:], row.known - base
