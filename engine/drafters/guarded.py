@@ -1,23 +1,20 @@
 """A drafter among others that may fail: what it raises is its own loss, and not that of those beside it.
 
 Is a drafter itself. A row at which the drafter failed is cold: nothing more is told or asked about it until it begins anew. After
-`MOST_FAILURES` the drafter is not called again. What `Speculator` does for the whole, this does for each source of a join.
+enough failures the drafter is not called again. What `Speculator` does for the whole, this does for each source of a join.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from math import isnan
 from operator import lt
 from typing import TypeVar
 
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Drafter, Needs, Silent, Terms
+from forerun.engine.drafters.failures import Failures
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-MOST_FAILURES = 3
 
 
 class Guarded:
@@ -25,11 +22,9 @@ class Guarded:
 
     def __init__(self, drafter: Drafter, name: str) -> None:
         self.needs: Needs = drafter.needs
-        self.failures = 0
+        self.failures = Failures(name)
         self._drafter = drafter
-        self._name = name
         self._cold: set[int] = set()
-        self._news: list[str] = []
 
     def absorb(self, commit: Commit) -> None:
         if self._cold:
@@ -68,20 +63,14 @@ class Guarded:
 
     def news(self) -> list[str]:
         """What went wrong since this was asked last, one line each."""
-        news, self._news = self._news, []
-        return news
+        return self.failures.news()
 
     def _fail(self, verb: str, rows: Sequence[int], error: Exception) -> None:
-        self.failures += 1
+        self.failures.add(verb, rows, error)
         self._cold.update(rows)
-        silenced = self.failures >= MOST_FAILURES
-        if silenced:
+        if self.failures.enough:
             self._drafter = Silent()  # and what it held goes with it
             self._cold.clear()
-        after = "it is not asked again, the others are" if silenced else f"no more of its guesses for rows {list(rows)}"
-        log.error("the drafter %s failed in %s (failure %d): %s", self._name, verb, self.failures, after, exc_info=error)
-        lines = str(error).splitlines()
-        self._news.append(f"{self._name}: {type(error).__name__} in {verb}: {lines[0] if lines else ''}; {after}")
 
 
 def _checked(draft: Draft) -> Draft:

@@ -2,25 +2,22 @@
 
 Owns the drafter. A lazy drafter is called only when some row may have guesses, and then first hears all it missed; with no guesses it
 costs nothing. A drafter that is not lazy hears every commit, with the features it asked for. What a drafter raises never reaches a
-request: the rows of that call go cold, and after `MOST_FAILURES` it is not called again.
+request: the rows of that call go cold, and after enough failures it is not called again.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from operator import sub
 
 from forerun.engine import grammar, rejection
 from forerun.engine.drafters.choose import choose, keep
 from forerun.engine.drafters.draft import Commit, Draft, Drafter, Late, Needs, Room, Silent, Terms, prune
-from forerun.engine.drafters.guarded import MOST_FAILURES
+from forerun.engine.drafters.failures import Failures
 from forerun.engine.drafters.trust import Trust
 from forerun.engine.kv import Table
 from forerun.engine.rows import Row, Share
 from forerun.messages import SamplingParams, StepPlan
-
-log = logging.getLogger(__name__)
 
 
 class Speculator:
@@ -36,9 +33,8 @@ class Speculator:
         self._trust = Trust()
         self._fit = rejection.fit if rejects else prune
         self._rejects = rejects
-        self.failures = 0
+        self.failures = Failures()
         self._answers: dict[int, dict[tuple[int, ...], int]] = {}
-        self._news: list[str] = []
         self._late = Late()
 
     @property
@@ -48,7 +44,7 @@ class Speculator:
     @property
     def hears_all(self) -> bool:
         """Every commit must be told, with features."""
-        return not self._drafter.needs.lazy and self.failures < MOST_FAILURES
+        return not self._drafter.needs.lazy and not self.failures.enough
 
     def told(self, row: Row) -> SamplingParams:
         """What the drafter hears of how a row's tokens are chosen."""
@@ -69,7 +65,7 @@ class Speculator:
                 asked.append(share)
                 rooms.append(room)
                 budget -= room.nodes
-        if not asked or self.failures >= MOST_FAILURES:
+        if not asked or self.failures.enough:
             return
         rows = [share.row for share in asked]
         try:
@@ -132,8 +128,7 @@ class Speculator:
 
     def news(self) -> list[str]:
         """What went wrong since this was asked last, one line each."""
-        news, self._news = [*self._news, *self.needs.news()], []
-        return news
+        return [*self.failures.news(), *self.needs.news()]
 
     def late(self) -> tuple[int, int]:
         """(positions, answers) that the drafter had to do without since this was asked last."""
@@ -147,7 +142,7 @@ class Speculator:
             self._answers.pop(row.number, None)
         # A drafter that raised while it was told may have kept a part of it.
         known = [row for row in rows if row.heard or row.cold]
-        if not known or self.failures >= MOST_FAILURES:
+        if not known or self.failures.enough:
             return
         try:
             self._drafter.forget([row.number for row in known])
@@ -178,15 +173,11 @@ class Speculator:
                 row.heard = len(row.tokens) - 1
 
     def _fail(self, verb: str, rows: Sequence[Row], error: Exception) -> None:
-        self.failures += 1
+        self.failures.add(verb, [row.number for row in rows], error)
         for row in rows:
             row.cold = True
-        if self.failures >= MOST_FAILURES:
+        if self.failures.enough:
             self._drafter = Silent()  # and what it held goes with it
-        after = "it is not asked again" if self.failures >= MOST_FAILURES else f"no more guesses for rows {[row.number for row in rows]}"
-        log.error("the drafter failed in %s (failure %d): %s", verb, self.failures, after, exc_info=error)
-        lines = str(error).splitlines()
-        self._news.append(f"{type(error).__name__} in {verb}: {lines[0] if lines else ''}; {after}")
 
 
 def _terms(plan: StepPlan) -> Terms:

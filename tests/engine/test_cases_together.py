@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from forerun.engine.drafters.draft import Drafter
-from forerun.engine.drafters.speculator import MOST_FAILURES
+from forerun.engine.drafters.failures import MOST_FAILURES
 from forerun.router.policy import Policy
 from tests.engine.test_identity import KINDS
 from tests.engine.test_registered import ALL, opened
@@ -102,7 +102,7 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "driver"):
             self.driver.close()
-            failures = self.driver.bridge.engine._speculator.failures
+            failures = self.driver.bridge.engine._speculator.failures.count
             assert failures == 0 or not self.harmless
             assert failures >= MOST_FAILURES or not self.driver.drafter.rows, "it remembers a row that is gone"  # type: ignore[attr-defined]
 

@@ -288,7 +288,7 @@ def test_a_grammar_that_fails_on_guesses_costs_these_and_no_drafter(kind: type[B
     front.admit(row)
     front.run(guess=4)
     assert row.answer == alone(PROMPT, params()).answer and row.drafted == 0
-    assert front.engine._speculator.failures == 0
+    assert front.engine._speculator.failures.count == 0
 
 
 def test_compiled_grammars_are_few(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,7 @@ def change_hands(spec: str, data: st.DataObject) -> None:
     for sequence in kept:
         assert sequence.answer == told[id(sequence)].answer
     front.step()
-    assert len(front.free_pages) == front.engine.ready.pages and front.engine._speculator.failures == 0
+    assert len(front.free_pages) == front.engine.ready.pages and front.engine._speculator.failures.count == 0
 
 
 @pytest.mark.parametrize("spec", QUICK)

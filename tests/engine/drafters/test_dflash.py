@@ -331,4 +331,4 @@ def test_in_the_engine_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layo
     for chunk in (17, 5, 18):
         front.step({0: chunk})
     front.run(guess=8)
-    assert len(drafts) > 10 and len(drafts[0]) == min(8, drafter.plan.places) and front.engine._speculator.failures == 0
+    assert len(drafts) > 10 and len(drafts[0]) == min(8, drafter.plan.places) and front.engine._speculator.failures.count == 0

@@ -8,7 +8,8 @@ import pytest
 
 from forerun.engine.drafters.dag import Dag
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Late, Needs, Silent, Terms
-from forerun.engine.drafters.speculator import MOST_FAILURES, Speculator
+from forerun.engine.drafters.failures import MOST_FAILURES
+from forerun.engine.drafters.speculator import Speculator
 from forerun.engine.kv import Table
 from forerun.engine.rows import Row, Share
 from forerun.messages import StepPlan
