@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.messages import Admit, Emit, Feed, StepPlan
+from forerun.messages import Emit, Feed
 from tests.engine.test_identity import ALL as KINDS
 from tests.engine.test_identity import fresh, shared_prefix, truth
 from tests.engine.test_registered import ALL, open_any
@@ -54,15 +54,7 @@ class Greedy(Front):
             fed.append((sequence, known))
         toll = data.draw(st.sampled_from([[], [0.01 * n for n in range(1, 20)]]))
         budget = data.draw(st.sampled_from([3, 40]))
-        plan = StepPlan(next(self.steps), self._admits, feeds, self._drops, budget=budget, price=0.02, toll=toll)
-        self._admits, self._drops = list[Admit](), list[int]()
-        result = self.engine.step(plan)
-        for sequence, known in fed:
-            sequence.computed = min(sequence.computed + known, len(sequence.all) - 1)
-        by_row = {sequence.row: sequence for sequence in self.running}
-        for emit in result.emit:
-            self._hear(by_row[emit.row], emit)
-        return result.emit
+        return self._send(feeds, fed, budget=budget, price=0.02, toll=toll)
 
 
 def change_hands(spec: str, data: st.DataObject) -> None:

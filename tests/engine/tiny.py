@@ -274,7 +274,11 @@ class Front:
             sequence.pages += granted
             feeds.append(Feed(sequence.row, known, most, granted))
             fed.append((sequence, known))
-        plan = StepPlan(next(self.steps), self._admits, feeds, self._drops, budget=guess * len(feeds), price=price)
+        return self._send(feeds, fed, budget=guess * len(feeds), price=price)
+
+    def _send(self, feeds: list[Feed], fed: list[tuple[Sequence_, int]], **terms: Any) -> list[Emit]:
+        """A plan with these terms, and what came of it. `fed`: the known tokens of each sequence."""
+        plan = StepPlan(next(self.steps), self._admits, feeds, self._drops, **terms)
         self._admits, self._drops = [], []
         result = self.engine.step(plan)
         for sequence, known in fed:
