@@ -1,7 +1,10 @@
-"""How many prompt tokens a step may carry while streams are running, so that no stream pauses for longer than the bound.
+"""How many prompt tokens a step may carry while streams are running, so that no stream pauses for longer than the bound; and what prompts
+leave of it to guesses.
 
-A step is taken to cost `base + tokens · per_token`. Both start from what the worker measured when it warmed up and follow what steps really
-take, because a step of sixteen rows with long contexts costs more than the one row that was measured. Knows no clock: it is told.
+A step is taken to cost `base + rows · per_row`, whatever its rows are: newest tokens of streams, prompt tokens or guesses. Both start from
+what the worker measured when it warmed up and follow what steps really take, because a step of sixteen rows with long contexts costs more
+than the one row that was measured. Guesses are among the rows so that their time is not taken for that of prompts, which would then get
+less and less of a step. Knows no clock: it is told.
 """
 
 from __future__ import annotations
@@ -12,8 +15,10 @@ _DEFAULT_SECONDS = 0.1
 _DEFAULT_STEPS = 4
 _WEIGHT = 1 / 16
 """share of a new measurement in the running average"""
+_FULL_ROWS = 64
+"""A step with fewer rows beside its streams' own says little about the cost of a row: it counts by their number."""
 _SWING = 4.0
-"""estimates stay within this factor of what was measured at start: a single hiccup cannot choke prefill"""
+"""the cost of a row stays within this factor of what was measured at start: a single hiccup cannot choke prefill"""
 _LEAST = 8
 """tokens a step always has for prompts: a bound that cannot be kept must not stop them"""
 
@@ -23,25 +28,28 @@ class Pace:
         plain, full = ready.step_seconds
         self._known = plain > 0 and full > plain
         self._most = ready.max_step_tokens
-        self._start = (full - plain) / max(ready.max_step_tokens - 1, 1)
-        self._base = plain
-        self._per_token = self._start
+        self._start = self._per_row = (full - plain) / max(ready.max_step_tokens - 1, 1)
+        self._base = max(0.0, plain - self._per_row)
         self.bound_seconds = max(_DEFAULT_SECONDS, _DEFAULT_STEPS * plain) if max_inter_token_ms is None else max_inter_token_ms / 1e3
 
-    def allowance(self) -> int:
-        """Prompt tokens that fit in a step which also carries streams."""
+    def allowance(self, streams: int) -> int:
+        """Prompt tokens that fit in a step which also carries the newest token of so many streams."""
+        return max(_LEAST, self.room(streams))
+
+    def room(self, rows: int) -> int:
+        """Rows that fit in a step beside so many."""
         if not self._known:
             return self._most
-        return max(_LEAST, min(self._most, int((self.bound_seconds - self._base) / self._per_token)))
+        return max(0, min(self._most, int((self.bound_seconds - self._base) / self._per_row) - rows))
 
-    def stepped(self, prefill_tokens: int, seconds: float) -> None:
-        """A step took `seconds`, of which the worker knows; `prefill_tokens` 0 = it only carried streams."""
+    def stepped(self, streams: int, more: int, seconds: float) -> None:
+        """The forward of a step took `seconds`: the newest tokens of so many `streams` and `more` rows, prompt tokens and guesses."""
         if not self._known or seconds <= 0:
             return
-        if prefill_tokens == 0:
-            self._base += _WEIGHT * (seconds - self._base)
+        if more == 0:
+            measured = max(0.0, seconds - streams * self._per_row)
+            self._base += _WEIGHT * (measured - self._base)
             return
-        measured = (seconds - self._base) / prefill_tokens
+        measured = (seconds - self._base) / (streams + more)
         measured = min(max(measured, self._start / _SWING), self._start * _SWING)
-        # A small chunk says little about the cost of a token: it counts by its size.
-        self._per_token += _WEIGHT * min(1.0, prefill_tokens / 64) * (measured - self._per_token)
+        self._per_row += _WEIGHT * min(1.0, more / _FULL_ROWS) * (measured - self._per_row)

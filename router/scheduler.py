@@ -146,10 +146,12 @@ class Scheduler:
         if len(self._steps) >= AHEAD or not self._entries:
             return None
         step = Step(self._number + 1)
-        feed: list[Feed] = []
         decoding, behind = self._choose()
-        guesses = self._feed_decoding(step, feed, decoding)
-        admit = self._feed_behind(step, feed, behind, now)
+        step.decode_rows = len(decoding)
+        # Prompts first: a guess may save a stream one step, but a prompt that waits keeps a row empty for as long as it does.
+        chunks, admit = self._feed_behind(step, behind, now)
+        feed, guesses = self._feed_decoding(step, decoding)
+        feed += chunks
         if not feed:
             return None
         self._number = step.number
@@ -188,7 +190,7 @@ class Scheduler:
                     if emit.accepted:
                         _count(accepted_at, emit.accepted)
             self._land(fed, emit, now)
-        self._pace.stepped(step.prefill_tokens, (result.draft_us + result.verify_us) / 1e6)
+        self._pace.stepped(step.decode_rows, step.prefill_tokens + result.nodes, result.verify_us / 1e6)
         counts = tokens, drafted, accepted, roots, asked, read, accepted_at, drafts
         self._events.append(Stepped(Tally(step.number, step.prefill_tokens, step.decode_rows, *counts)))
         return self.take_events()
@@ -233,26 +235,32 @@ class Scheduler:
                 decoding.append((entry, self._ledger.grow(entry, lacking)))
         return decoding, behind
 
-    def _feed_decoding(self, step: Step, feed: list[Feed], decoding: list[tuple[Entry, list[int]]]) -> Allowance:
-        """One known token a row, and guesses where the budget has some. Returns what the step may guess in all, and its price."""
-        step.decode_rows = len(decoding)
-        allowance = self._budget([entry.sequence for entry, _ in decoding]) if decoding else None
-        if allowance is None or allowance.total <= 0:
-            for entry, pages in decoding:
-                entry.picks += 1
-                entry.ahead += 1
-                step.fed.append(Fed(entry, entry.number, 1, 0, True))
-                feed.append(Feed(entry.number, 1, 0, pages))
-            return _NO_GUESSES
+    def _feed_decoding(self, step: Step, decoding: list[tuple[Entry, list[int]]]) -> tuple[list[Feed], Allowance]:
+        """One known token a row, and guesses where the budget has some. Also what the step may guess in all, and its price."""
+        allowance = self._allowance(step, decoding)
+        wishes = allowance.guess or [0] * len(decoding)
+        feed: list[Feed] = []
+        fed: list[Fed] = []
         most = 0
-        for (entry, pages), wanted in zip(decoding, allowance.guess, strict=True):
-            guess, more = self._room_for_guesses(entry, wanted)
+        for (entry, pages), wanted in zip(decoding, wishes, strict=True):
+            guess, more = self._room_for_guesses(entry, wanted) if wanted else (0, [])
             entry.picks += 1
             entry.ahead += 1 + guess
-            step.fed.append(Fed(entry, entry.number, 1, guess, True))
-            feed.append(Feed(entry.number, 1, guess, pages + more))
+            fed.append(Fed(entry, entry.number, 1, guess, True))
+            feed.append(Feed(entry.number, 1, guess, pages + more if more else pages))
             most += guess
-        return dataclasses.replace(allowance, total=min(most, allowance.total)) if most else _NO_GUESSES
+        step.fed[:0] = fed
+        return feed, dataclasses.replace(allowance, total=min(most, allowance.total)) if most else _NO_GUESSES
+
+    def _allowance(self, step: Step, decoding: list[tuple[Entry, list[int]]]) -> Allowance:
+        """What the budget grants, as far as prompts in the same step leave room for it in the pause that they may cause."""
+        room = self._pace.room(step.decode_rows + step.prefill_tokens)
+        if not decoding or (step.prefill_tokens and not room):
+            return _NO_GUESSES
+        allowance = self._budget([entry.sequence for entry, _ in decoding])
+        if allowance is None or allowance.total <= 0:
+            return _NO_GUESSES
+        return dataclasses.replace(allowance, total=min(allowance.total, room)) if step.prefill_tokens else allowance
 
     def _room_for_guesses(self, entry: Entry, wanted: int) -> tuple[int, list[int]]:
         """As many guesses as may be of use and find room without driving anybody out, and the pages granted for them."""
@@ -266,13 +274,14 @@ class Scheduler:
         granted = self._ledger.grow(entry, min(lacking, max(0, self._ledger.pool.available - self._sizes.reserve)))
         return min(guess, entry.room - positions), granted
 
-    def _feed_behind(self, step: Step, feed: list[Feed], behind: list[Entry], now: float) -> list[Admit]:
+    def _feed_behind(self, step: Step, behind: list[Entry], now: float) -> tuple[list[Feed], list[Admit]]:
         """Prompt chunks: of rows that are behind, and of those that are admitted now."""
+        feed: list[Feed] = []
         budget = self._prompt_tokens(step.decode_rows, len(behind))
         fresh = self._admission.admit(behind, budget, self._landed)
         claims = behind + fresh
         if not claims or budget < 1:
-            return []
+            return feed, []
         for entry, known in zip(claims, divide(budget, [entry.behind for entry in claims], len(fresh)), strict=True):
             if known == 0:
                 continue
@@ -283,7 +292,7 @@ class Scheduler:
             step.prefill_tokens += known
             step.fed.append(Fed(entry, entry.number, known, 0, picks))
             feed.append(Feed(entry.number, known))
-        return [self._admit(entry, now) for entry in fresh]
+        return feed, [self._admit(entry, now) for entry in fresh]
 
     def _prompt_tokens(self, decode_rows: int, behind: int) -> int:
         """Prompt tokens of this step. Beside running streams they are bounded by the pause they may cause, and halved while few
@@ -293,7 +302,7 @@ class Scheduler:
         if not decode_rows or not pending:
             self._patience = 0
             return budget
-        share = self._pace.allowance()
+        share = self._pace.allowance(decode_rows)
         if pending < self._policy.waiting_served_ratio * decode_rows and self._patience < self._policy.max_waiting_tokens:
             share = -(-share // 2)
         self._patience += 1

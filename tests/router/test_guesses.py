@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from forerun.router.guesses import Allowance
+import pytest
+
+from forerun.router.guesses import Allowance, Budget, no_guesses
+from forerun.router.policy import Policy
 from forerun.router.request import Sequence
 from tests.router.driver import Driver, prompt
 from tests.router.worker_model import ready
@@ -61,3 +64,33 @@ def test_guesses_drive_nobody_out() -> None:
     driver.check()
     assert driver.preemptions == 0
     assert all(len(case.stream.got) == 8 for case in cases)
+
+
+def chunks_beside_guesses(budget: Budget) -> tuple[list[int], list[int]]:
+    """Prompt tokens and guesses of each step in which a queue of prompts is read beside eight streams. A row takes a millisecond."""
+    offer = ready(rows=16, pages=400, page_tokens=16, vocab=97, max_step_tokens=1024, step_seconds=(0.002, 1.025))
+    driver = Driver(offer, Policy(waiting_served_ratio=0.0), budget)
+    driver.worker.row_us = 1000
+    for i in range(8):
+        driver.steady(prompt(4, i), 200)
+    for _ in range(40):
+        driver.turn()
+    before = len(driver.tallies)
+    for i in range(6):
+        driver.steady(prompt(160, 20 + i), 2)
+    guesses: list[int] = []
+    while sum(tally.prefill_tokens for tally in driver.tallies[before:]) < 6 * 160:
+        while (plan := driver.plan()) is not None:
+            guesses.append(plan.budget)
+        driver.land()
+    return [tally.prefill_tokens for tally in driver.tallies[before:] if tally.prefill_tokens], guesses
+
+
+@pytest.mark.parametrize("guess", [1, 4, 8])
+def test_prompts_are_read_as_fast_as_without_guesses(guess: int) -> None:
+    """The pause that prompts may cause is theirs first; a step that they do not fill has room for guesses, the others have none."""
+    without, _ = chunks_beside_guesses(no_guesses)
+    beside, guesses = chunks_beside_guesses(Generous(guess))
+    assert beside == pytest.approx(without, abs=1)
+    assert guesses.count(0) >= len(without) - 1
+    assert guesses[-1] >= 8 * guess

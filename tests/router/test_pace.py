@@ -1,14 +1,29 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forerun.router.pace import Pace
 from tests.router.worker_model import ready
 
+BASE, ROW = 0.009, 0.001
+MEASURED = BASE + ROW, BASE + 1001 * ROW
+
+
+def paced(bound_ms: float | None = 60.0) -> Pace:
+    return Pace(ready(max_step_tokens=1001, step_seconds=MEASURED), bound_ms)
+
 
 def test_the_allowance_keeps_a_step_within_the_bound() -> None:
-    pace = Pace(ready(max_step_tokens=1001, step_seconds=(0.010, 1.010)), 60.0)
-    assert pace.allowance() in (49, 50)
+    assert paced().allowance(1) in (49, 50)
+    assert paced().allowance(21) in (29, 30)
+
+
+def test_guesses_get_what_prompts_leave() -> None:
+    pace = paced()
+    assert pace.room(1 + pace.allowance(1)) == 0
+    assert pace.room(1 + 20) in (29, 30)
 
 
 def test_by_default_a_step_takes_a_tenth_of_a_second_or_four_plain_steps() -> None:
@@ -17,24 +32,45 @@ def test_by_default_a_step_takes_a_tenth_of_a_second_or_four_plain_steps() -> No
 
 
 def test_a_worker_that_measured_nothing_is_not_bounded() -> None:
-    assert Pace(ready(max_step_tokens=64), None).allowance() == 64
+    pace = Pace(ready(max_step_tokens=64), None)
+    pace.stepped(4, 60, 9.0)
+    assert pace.allowance(16) == pace.room(80) == 64
 
 
-def test_prompts_always_move() -> None:
-    assert Pace(ready(max_step_tokens=64, step_seconds=(0.5, 9.0)), 1.0).allowance() == 8
+def test_prompts_always_move_and_guesses_need_not() -> None:
+    pace = Pace(ready(max_step_tokens=64, step_seconds=(0.5, 9.0)), 1.0)
+    assert pace.allowance(32) == 8
+    assert pace.room(32) == 0
 
 
 def test_it_follows_what_steps_take() -> None:
-    pace = Pace(ready(max_step_tokens=1001, step_seconds=(0.010, 1.010)), 60.0)
-    for _ in range(200):
-        pace.stepped(0, 0.020)
-        pace.stepped(100, 0.020 + 100 * 0.002)
-    assert pace.allowance() == pytest.approx(20, abs=1)
+    pace = paced()
+    for _ in range(300):
+        pace.stepped(5, 0, 0.010 + 5 * 0.002)
+        pace.stepped(5, 100, 0.010 + 105 * 0.002)
+    assert pace.allowance(5) == pytest.approx(20, abs=1)
+
+
+@given(st.lists(st.tuples(st.integers(1, 32), st.integers(0, 200), st.integers(0, 120)), min_size=1, max_size=300))
+def test_guesses_take_nothing_from_prompts(steps: list[tuple[int, int, int]]) -> None:
+    """However many there were and however rarely a step had none: where a guess takes as long as any row, the bound is used as before."""
+    pace = paced()
+    for streams, prompt, guesses in steps:
+        pace.stepped(streams, prompt + guesses, BASE + (streams + prompt + guesses) * ROW)
+    assert pace.allowance(8) in (42, 43)
+
+
+def test_a_larger_batch_is_seen_without_a_plain_step() -> None:
+    """Under load every step carries prompts, so that nothing else says what the streams themselves take."""
+    pace = paced()
+    for _ in range(100):
+        pace.stepped(32, 19, BASE + 51 * ROW)
+    assert pace.allowance(32) in (18, 19)
 
 
 def test_one_hiccup_changes_little() -> None:
-    pace = Pace(ready(max_step_tokens=1001, step_seconds=(0.010, 1.010)), 60.0)
-    pace.stepped(50, 30.0)
-    assert pace.allowance() >= 40
-    pace.stepped(0, 0.0)
-    assert pace.allowance() >= 40
+    pace = paced()
+    pace.stepped(1, 50, 30.0)
+    assert pace.allowance(1) >= 40
+    pace.stepped(1, 0, 0.0)
+    assert pace.allowance(1) >= 40
