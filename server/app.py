@@ -14,7 +14,7 @@ from forerun import __version__
 from forerun.config import Config
 from forerun.router.controller.journal import View
 from forerun.router.service import Router
-from forerun.server import openai_schema, schema, static
+from forerun.server import body, openai_schema, schema, static
 from forerun.server.cloud import Cloud, VertexRequest, VertexResponse
 from forerun.server.connection import Runner
 from forerun.server.desk import Desk
@@ -59,7 +59,7 @@ def build_app(config: Config, router: Router, services: Services) -> web.Applica
     pages.document = document(operations, title="Forerun", version=__version__, secured=config.serving.api_key is not None)
     for one in operations:
         if one.method == "POST":
-            app.router.add_post(one.path, services.tracing.around(one.name, one.handler))
+            app.router.add_post(one.path, services.tracing.around(one.name, one.handler), expect_handler=body.expected)
         else:
             app.router.add_get(one.path, one.handler)
     for path in ("/docs", "/docs/"):

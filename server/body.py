@@ -9,12 +9,13 @@ import re
 from typing import TypeVar
 
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from forerun.server.errors import ApiError, malformed
 
 T = TypeVar("T")
 
+_TOO_LARGE = "Failed to buffer the request body: length limit exceeded"
 _SYNTAX = "Failed to parse the request body as JSON: "
 _SHAPE = "Failed to deserialize the JSON body into the target type: "
 _TRAILING = re.compile(r"JSON is malformed: trailing characters \(byte (\d+)\)")
@@ -40,12 +41,27 @@ async def read(http: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
 async def read_bytes(http: web.Request) -> bytes:
     if not _is_json(http.content_type):
         raise malformed(415, "Expected request with `Content-Type: application/json`")
+    if (http.content_length or 0) > http.client_max_size:
+        raise malformed(413, _TOO_LARGE)
     try:
+        await _invite(http)
         return await http.read()
     except web.HTTPRequestEntityTooLarge as error:
-        raise malformed(413, "Failed to buffer the request body: length limit exceeded") from error
+        raise malformed(413, _TOO_LARGE) from error
     except (web.RequestPayloadError, ConnectionError) as error:
-        raise malformed(400, f"Failed to buffer the request body: {error}") from error
+        raise malformed(400, f"Failed to buffer the request body: {' '.join(str(error).split())}") from error
+
+
+async def expected(http: web.Request) -> None:
+    """Instead of the library's answer to `Expect`, which calls for every body before anybody looked at the head. Any other expectation
+    than `100-continue` is ignored, as in TGI."""
+
+
+async def _invite(http: web.Request) -> None:
+    """A client that waits to be asked for its body is asked now: had it no key or too much to say, it has been told already."""
+    if http.version >= HttpVersion11 and http.headers.get("expect", "").lower() == "100-continue":
+        await http.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        http.writer.output_size = 0  # the answer itself has not begun, so that it may still be an error
 
 
 def decode(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:

@@ -28,7 +28,8 @@ class Connection(web.RequestHandler):
         """Instead of the library's text. It logs, and raises where a response has begun; both stay as they are."""
         super().handle_error(request, status, exc, message)
         error = _error(status, exc, message or "the request cannot be read")
-        headers = {identity.HEADER: secrets.token_hex(16)}
+        # No signal of the application sees this response: else the library would tell its own name and version.
+        headers = {identity.HEADER: secrets.token_hex(16), "server": "forerun", **error.headers}
         response = web.Response(status=error.status, body=error.body(), content_type="application/json", headers=headers)
         response.force_close()
         return response
@@ -37,6 +38,8 @@ class Connection(web.RequestHandler):
 def _error(status: int, exc: BaseException | None, message: str) -> ApiError:
     if status >= 500:
         return ApiError(status, "Internal server error; the server's log tells more", "internal")
+    if isinstance(exc, http_exceptions.ContentEncodingError):
+        return ApiError(415, "Send the body as it is, or with gzip or deflate", "validation", headers={"accept-encoding": "gzip, deflate"})
     if isinstance(exc, http_exceptions.LineTooLong):
         status, message = 431, "The request line or a header is too long"
     return malformed(status, f"Malformed HTTP request: {' '.join(message.split())[:SHOWN_CHARS]}")

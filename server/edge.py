@@ -28,7 +28,7 @@ class Edge:
 
     def __init__(self, origins: tuple[str, ...], api_key: str | None) -> None:
         self._origins = frozenset(origins)
-        self._expected = None if api_key is None else f"Bearer {api_key}".encode()
+        self._key = None if api_key is None else api_key.encode()
 
     @web.middleware
     async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -67,9 +67,10 @@ class Edge:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_SECONDS * 1000))
 
     def _check_key(self, http: web.Request) -> None:
-        if self._expected is not None:
-            given = http.headers.get("authorization", "").encode("utf-8", "surrogateescape")
-            if not hmac.compare_digest(given, self._expected):
+        if self._key is not None:
+            scheme, _, given = http.headers.get("authorization", "").partition(" ")
+            # Schemes have no case (RFC 9110), keys have.
+            if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._key) or scheme.lower() != "bearer":
                 raise errors.unauthorized()
 
     def _preflight(self, http: web.Request) -> web.Response:

@@ -252,9 +252,7 @@ class OpenAI:
             raise ApiError(422, message, "suffix not supported", label="validation")
         if body.best_of is not None and body.best_of > max(1, body.n or 1):
             raise unsupported("Input validation error: `best_of` > `n` is not supported on this route; use /generate")
-        given = body.prompt
-        if isinstance(given, str):
-            return [given]
+        given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         if not given:
             raise malformed(422, "Empty array detected. Do not use an empty array for the prompt.")
         if all(isinstance(one, int) for one in given):

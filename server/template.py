@@ -86,9 +86,10 @@ class ChatTemplates:
             if not isinstance(text, str):
                 raise TemplateError("the last message has no text to continue")
             shown[-1] = {**shown[-1], "content": text + _MARK + " "}
-        names = {**self._tokens, **(more or {}), "messages": shown, "tools": list(tools) if tools else None}
+        given = {"documents": documents, "add_generation_prompt": add_generation_prompt}
+        names = {**self._tokens, **given, **(more or {}), "messages": shown, "tools": list(tools) if tools else None}
         try:
-            prompt = template.render(**names, documents=documents, add_generation_prompt=add_generation_prompt)
+            prompt = template.render(names)
         except jinja2.TemplateSyntaxError as wrong:
             raise TemplateError(f"syntax error: {wrong}") from None
         except jinja2.TemplateError as wrong:

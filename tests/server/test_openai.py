@@ -18,6 +18,8 @@ from forerun.router.request import Failure, Run, Sequence
 from forerun.server.chat import shortened
 from forerun.server.openai_schema import ChatRequest
 from forerun.server.template import ChatTemplates
+from forerun.server.text import Tokenizer
+from tests.server import tiny
 from tests.server.front import LIMITS, Front, byte_level, runs, serve
 from tests.server.test_native import ids
 
@@ -439,7 +441,7 @@ async def test_completion_logprobs_are_of_the_older_form() -> None:
     ("changes", "status", "words"),
     [
         ({"prompt": []}, 422, "Empty array detected"),
-        ({"prompt": [[]]}, 422, "cannot be empty"),
+        *(({"prompt": nothing}, 422, "cannot be empty") for nothing in ("", [""], ["a", ""], [[]], [[1], []])),
         ({"prompt": ["a", 1]}, 422, "must not mix"),
         ({"prompt": [1, 10**9]}, 422, "not in the model's vocabulary"),
         ({"prompt": [-1]}, 422, "not in the model's vocabulary"),
@@ -454,6 +456,15 @@ async def test_completion_refusals(changes: dict[str, Any], status: int, words: 
     async with serve() as front:
         got, error = await front.post("/v1/completions", {"prompt": "x", "max_tokens": 2, **changes})
         assert got == status and words in error["error"]["message"] and not front.router.inside
+
+
+async def test_nothing_is_no_prompt_although_the_tokenizer_adds_to_it() -> None:
+    """One text as several: of a tokenizer that begins each with `<s>`, the empty one has a token too."""
+    async with serve() as front:
+        front.services.tokenizer = Tokenizer(tiny.llama())
+        for prompt in ("", [""]):
+            got, error = await front.post("/v1/completions", {"prompt": prompt})
+            assert got == 422 and "cannot be empty" in error["error"]["message"]
 
 
 @pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", ASK), ("/v1/completions", {"prompt": "hello"})])

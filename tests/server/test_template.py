@@ -104,6 +104,15 @@ def test_what_the_assistant_has_begun_is_continued_as_in_transformers(name: str,
     assert ours == theirs(TEMPLATES[name], messages, continue_final_message=True)
 
 
+@pytest.mark.parametrize("name", ["messages", "tools", "documents", "add_generation_prompt", "self", "context", "bos_token", "loop"])
+def test_a_request_may_say_any_name(name: str) -> None:
+    """`chat_template_kwargs` come from strangers: whatever they are called, they are what the template sees, but for the conversation."""
+    templates = ChatTemplates({"default": "{{ messages[0].content }}{{ tools }}{{ " + name + " }}"}, TOKENS)
+    told = templates.render([{"role": "user", "content": "x"}], add_generation_prompt=False, more={name: "said"})
+    ours = {"messages": "[{'role': 'user', 'content': 'x'}]", "tools": "None"}
+    assert told.startswith("xNone") and (name == "self" or told == "xNone" + ours.get(name, "said"))
+
+
 def test_calls_and_their_results() -> None:
     messages = [
         {"role": "user", "content": "x"},
