@@ -24,8 +24,8 @@ from forerun.bench.apis import APIS, Ask
 from forerun.bench.errors import BenchError
 from forerun.bench.launched import Launched, ours
 from forerun.bench.load import Amount, Load, Target
-from forerun.bench.records import Record, Shape
-from forerun.bench.speculation import FLAGS, WARM_TOKENS, Counts, checked, describe, outcome
+from forerun.bench.records import Shape
+from forerun.bench.speculation import FLAGS, WARM_TOKENS, checked, describe, in_turns, outcome
 from forerun.bench.sweep import Match, Outcome, Spot, condense, lives
 from forerun.bench.template import chat_form
 from forerun.bench.workloads import Workload
@@ -113,17 +113,11 @@ class Field:
     async def _match(self, servers: dict[str, Launched], match: Match, number: int) -> None:
         names = list(servers)
         first = number % len(names)
-        taken = {name: await self._take(servers[name], match) for name in names[first:] + names[:first]}
-        slow, plain = taken[PLAIN]
+        order = names[first:] + names[:first]
+        taken = dict(zip(order, await in_turns([servers[name] for name in order], match, self._ask, self._form)))
+        slow, _ = taken[PLAIN]
         for name, outcomes in self.outcomes.items():
-            fast, counts = taken[name]
-            outcomes.append(outcome(match, fast, counts, slow, plain))
-
-    async def _take(self, server: Launched, match: Match) -> tuple[list[Record], Counts]:
-        load = Load(Target(server.origin, APIS["tgi"]), self._ask, map(self._form, match.prompts))
-        before = Counts.of(await server.metrics())
-        records = await load.run(Shape(streams=match.streams), Amount(requests=len(match.prompts), cut=True))
-        return checked(records), Counts.of(await server.metrics()).since(before)
+            outcomes.append(outcome(match, *taken[name], slow))
 
 
 def table(spots: dict[str, list[Spot]], streams: int) -> str:

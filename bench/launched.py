@@ -127,6 +127,11 @@ class Launched:
         return self._child.pid
 
     @property
+    def family(self) -> list[int]:
+        """Process ids of the server and of what it started."""
+        return process.family(self.front)
+
+    @property
     def memory(self) -> int:
         """Bytes that the server and the processes it started hold in RAM, pages that they share counted once."""
         return process.family_bytes(self.front)

@@ -46,13 +46,22 @@ class Amount:
 
 
 class Load:
-    """Runs loads against one target. `prompts` is drawn from for every request; each body is made before its clock starts."""
+    """Runs loads against one target. `prompts` is drawn from for every request; each body is made before its clock starts. `clock`: what
+    records go by, in seconds."""
 
-    def __init__(self, target: Target, ask: Ask, prompts: Iterator[str], progress: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        ask: Ask,
+        prompts: Iterator[str],
+        progress: Callable[[str], None] = lambda line: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._target = target
         self._ask = ask
         self._prompts = prompts
         self._progress = progress
+        self._clock = clock
         self._encode = msgspec.json.Encoder().encode
         self._running = 0
 
@@ -71,13 +80,13 @@ class Load:
 
     async def _closed(self, streams: int, amount: Amount, records: list[Record]) -> None:
         count = itertools.count()
-        start = time.perf_counter()
+        start = self._clock()
 
         async def client() -> None:
             connection = self._connection()
-            while self._more(amount, next(count), time.perf_counter() - start):
+            while self._more(amount, next(count), self._clock() - start):
                 body = self._body()
-                record = Record(due=time.perf_counter())
+                record = Record(due=self._clock())
                 records.append(record)
                 await self._send(connection, body, record)
             connection.close()
@@ -94,7 +103,7 @@ class Load:
 
     async def _open(self, shape: Shape, amount: Amount, seed: int, records: list[Record]) -> None:
         idle: list[Connection] = []
-        start = time.perf_counter()
+        start = self._clock()
 
         async def one(record: Record, body: bytes) -> None:
             connection = idle.pop() if idle else self._connection()
@@ -106,7 +115,7 @@ class Load:
                 if not self._more(amount, number, offset):
                     break
                 body = self._body()
-                await asyncio.sleep(max(0.0, start + offset - time.perf_counter()))
+                await asyncio.sleep(max(0.0, start + offset - self._clock()))
                 record = Record(due=start + offset)
                 records.append(record)
                 group.create_task(one(record, body))
@@ -124,9 +133,9 @@ class Load:
         return self._encode(self._target.api.body(next(self._prompts), self._ask))
 
     async def _send(self, connection: Connection, body: bytes, record: Record) -> None:
-        reader = _Reader(self._target.api, record)
+        reader = _Reader(self._target.api, record, self._clock)
         self._running += 1
-        record.sent = time.perf_counter()
+        record.sent = self._clock()
         try:
             async with asyncio.timeout(self._target.timeout):
                 status = await connection.exchange("POST", self._target.api.path, body, reader.feed)
@@ -139,7 +148,7 @@ class Load:
             record.cut = True
             raise
         finally:
-            record.ended = time.perf_counter()
+            record.ended = self._clock()
             self._running -= 1
 
     async def _watch(self, shape: Shape, records: list[Record]) -> None:
@@ -152,10 +161,11 @@ class Load:
 class _Reader:
     """Turns a response's bytes into a record's arrivals, tokens and error."""
 
-    __slots__ = ("_api", "_body", "_done", "_events", "_record")
+    __slots__ = ("_api", "_body", "_clock", "_done", "_events", "_record")
 
-    def __init__(self, api: Api, record: Record) -> None:
+    def __init__(self, api: Api, record: Record, clock: Callable[[], float]) -> None:
         self._api = api
+        self._clock = clock
         self._record = record
         self._events = EventParser()
         self._body = b""
@@ -165,7 +175,7 @@ class _Reader:
         if not self._api.streamed:
             self._body += data
             return
-        now = time.perf_counter()
+        now = self._clock()
         for event in self._events.feed(data):
             self._take(event, now)
         if not self._record.arrivals:
@@ -194,7 +204,7 @@ class _Reader:
             text = " ".join(self._body[:120].decode("utf-8", "replace").split())
             record.error = f"HTTP {status}: {text}"
         elif not self._api.streamed:
-            self._take(self._body, time.perf_counter())
+            self._take(self._body, self._clock())
         elif not self._done and not record.error:
             record.error = "the stream ended without its last event"
 

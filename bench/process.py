@@ -43,6 +43,11 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def family(pid: int) -> list[int]:
+    """The process and its descendants."""
+    return [pid, *(member for child in children(pid) for member in family(child))]
+
+
 def command_line(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").rstrip("\0").split("\0")
 

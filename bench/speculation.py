@@ -1,12 +1,13 @@
 """Speculation on against off, over HTTP: the same requests to two servers of one build, in turns, from one to many streams.
 
 Two servers rather than one whose requests switch guesses off: the yardstick is the server that never guesses, with nothing of speculation
-in its memory or its steps. While one is measured the other is idle, and each prompt goes to both in the same hour, minute and order. The
-answers must be the same, token by token; a single one that differs fails the run.
+in its memory or its steps. Each prompt goes to both in the same order, and they run in turns of a second (`turns.py`). The answers must be
+the same, token by token; a single one that differs fails the run.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,8 +20,9 @@ from forerun.bench.errors import BenchError
 from forerun.bench.launched import Launched, ours
 from forerun.bench.load import Amount, Load, Target
 from forerun.bench.records import Record, Shape, busy_time
-from forerun.bench.stats import median
+from forerun.bench.stats import median, percentile
 from forerun.bench.sweep import Match, Outcome, Side, lives
+from forerun.bench.turns import Turns
 from forerun.bench.workloads import Workload
 
 FLAGS = {"--max-batch-total-tokens": "32768", "--max-total-tokens": "4096"}
@@ -91,28 +93,39 @@ class Sweep:
         await server.settled()
 
     async def _match(self, guessing: Launched, plain: Launched, match: Match) -> Outcome:
-        order = (guessing, plain) if match.guessing_first else (plain, guessing)
-        taken = {server: await self._take(server, match) for server in order}
-        (fast, counts), (slow, plain_counts) = taken[guessing], taken[plain]
-        return outcome(match, fast, counts, slow, plain_counts)
+        servers = (guessing, plain) if match.guessing_first else (plain, guessing)
+        taken = dict(zip(servers, await in_turns(servers, match, self._ask, self._form)))
+        (fast, counts), (slow, _) = taken[guessing], taken[plain]
+        return outcome(match, fast, counts, slow)
 
-    async def _take(self, server: Launched, match: Match) -> tuple[list[Record], Counts]:
-        """The match on one server, and what its counters gained by it."""
-        load = Load(Target(server.origin, APIS["tgi"]), self._ask, map(self._form, match.prompts))
-        before = Counts.of(await server.metrics())
+
+Taken = tuple[list[Record], "Counts"]
+"""what came of a match on one server, and what its counters gained by it"""
+
+
+async def in_turns(servers: Sequence[Launched], match: Match, ask: Ask, form: Callable[[str], str]) -> list[Taken]:
+    """The match on each of the servers, which run in turns. Raises BenchError when a request failed."""
+
+    async def put(place: int, turns: Turns) -> list[Record]:
+        load = Load(Target(servers[place].origin, APIS["tgi"]), ask, map(form, match.prompts), clock=turns.clock(place))
         records = await load.run(Shape(streams=match.streams), Amount(requests=len(match.prompts), cut=True))
-        return checked(records), Counts.of(await server.metrics()).since(before)
+        turns.leave(place)
+        return records
+
+    before = [Counts.of(await server.metrics()) for server in servers]
+    async with Turns([server.family for server in servers]) as turns, asyncio.TaskGroup() as group:
+        loads = [group.create_task(put(place, turns)) for place in range(len(servers))]
+    after = [Counts.of(await server.metrics()) for server in servers]
+    return [(checked(load.result()), now.since(then)) for load, now, then in zip(loads, after, before)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Counts:
-    """What a server has counted. `decode_seconds` of `decode_steps`: steps without prompts. `state`: its speculation's series."""
+    """What a server has counted. `state`: its speculation's series."""
 
     drafted: float
     accepted: float
     committed: float
-    decode_steps: float
-    decode_seconds: float
     state: dict[str, float]
 
     @classmethod
@@ -124,8 +137,6 @@ class Counts:
             drafted=total("forerun_drafted_tokens_total"),
             accepted=total("forerun_accepted_tokens_total"),
             committed=total("forerun_committed_tokens_total"),
-            decode_steps=metrics.get('tgi_batch_inference_duration_count{method="decode"}', 0.0),
-            decode_seconds=metrics.get('tgi_batch_inference_duration_sum{method="decode"}', 0.0),
             state={name: value for name, value in metrics.items() if name.startswith(STATE)},
         )
 
@@ -134,8 +145,6 @@ class Counts:
             self.drafted - before.drafted,
             self.accepted - before.accepted,
             self.committed - before.committed,
-            self.decode_steps - before.decode_steps,
-            self.decode_seconds - before.decode_seconds,
             {name: value - before.state.get(name, 0.0) * ("_total" in name) for name, value in self.state.items()},
         )
 
@@ -148,15 +157,15 @@ def checked(records: list[Record]) -> list[Record]:
     return records
 
 
-def outcome(match: Match, fast: Sequence[Record], counts: Counts, slow: Sequence[Record], plain: Counts) -> Outcome:
-    """Of a match, what came of its guesses: answers and counters with them, and those without."""
+def outcome(match: Match, fast: Sequence[Record], counts: Counts, slow: Sequence[Record]) -> Outcome:
+    """Of a match, what came of its guesses: answers with them and what they counted, and answers without."""
     steps = counts.committed - counts.accepted  # each step of a sequence brings one token that was not guessed
     return Outcome(
         match.round,
         match.workload,
         match.streams,
-        side(fast, counts),
-        side(slow, plain),
+        side(fast),
+        side(slow),
         guesses=counts.drafted / steps if steps else 0.0,
         acceptance=counts.accepted / counts.drafted if counts.drafted else 0.0,
         tokens=counts.committed / steps if steps else 0.0,
@@ -165,7 +174,7 @@ def outcome(match: Match, fast: Sequence[Record], counts: Counts, slow: Sequence
     )
 
 
-def side(records: Sequence[Record], counts: Counts) -> Side:
+def side(records: Sequence[Record]) -> Side:
     finished = [record for record in records if not record.cut]
     seconds, tokens = busy_time(records)
     return Side(
@@ -173,8 +182,14 @@ def side(records: Sequence[Record], counts: Counts) -> Side:
         tokens,
         requests_rate=len(finished) / (max(record.ended for record in finished) - records[0].due),
         first_token_ms=median(record.first_token_seconds for record in records if record.arrivals) * 1000,
-        step_ms=counts.decode_seconds / counts.decode_steps * 1000 if counts.decode_steps else 0.0,
+        step_ms=_step_seconds(records) * 1000,
     )
+
+
+def _step_seconds(records: Sequence[Record]) -> float:
+    """The lower quartile of the time from one step's tokens to the next of a stream: steps without prompts, also where most have some."""
+    gaps = sorted(gap for record in records for gap in record.gaps if gap > 0.0)
+    return percentile(gaps, 25) if gaps else 0.0
 
 
 def differing(asked: Sequence[str], left: Sequence[Record], right: Sequence[Record]) -> list[str]:

@@ -32,7 +32,7 @@ class Match:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Side:
     """What one server made of a match. `seconds`: while all streams were busy, in which `tokens` came; `requests_rate`: finished requests
-    a second; `step_ms`: mean over its steps without prompts."""
+    a second; `step_ms`: of a step without prompts."""
 
     seconds: float
     tokens: int

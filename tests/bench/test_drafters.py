@@ -11,7 +11,7 @@ import pytest
 from forerun.bench import drafters, plots
 from forerun.bench.drafters import Field, Settings, found, table, verdicts
 from forerun.bench.records import Record
-from forerun.bench.speculation import Counts, outcome
+from forerun.bench.speculation import Counts, Taken, outcome
 from forerun.bench.sweep import Match, Spot
 from forerun.bench.workloads import Workload
 
@@ -35,18 +35,18 @@ def record(ids: list[int], begin: float, step: float) -> Record:
     return Record(due=begin, sent=begin, arrivals=arrivals, tokens=len(ids), ended=arrivals[-1], ids=ids)
 
 
-def counts(drafted: float, accepted: float, committed: float, steps: float, seconds: float) -> Counts:
-    return Counts(drafted, accepted, committed, steps, seconds, {})
+def counts(drafted: float, accepted: float, committed: float) -> Counts:
+    return Counts(drafted, accepted, committed, {})
 
 
 def test_a_match_says_how_fast_and_how_much_a_step_brings() -> None:
     match = Match(0, "chat", 1, ["a", "b"], True)
     slow = [record([1, 2, 3, 4], 0.0, 0.2), record([5, 6, 7, 8], 0.8, 0.2)]
     fast = [record([1, 2, 3, 4], 0.0, 0.1), record([5, 6, 7, 8], 0.4, 0.1)]
-    one = outcome(match, fast, counts(6, 3, 8, 5, 0.5), slow, counts(0, 0, 8, 8, 1.6))
+    one = outcome(match, fast, counts(6, 3, 8), slow)
     assert one.ratio == pytest.approx(2.0) and one.tokens == pytest.approx(8 / 5)
     assert one.acceptance == 0.5 and one.guesses == pytest.approx(6 / 5) and not one.differing
-    other = outcome(match, [record([1, 2, 9, 4], 0.0, 0.1), fast[1]], counts(6, 3, 8, 5, 0.5), slow, counts(0, 0, 8, 8, 1.6))
+    other = outcome(match, [record([1, 2, 9, 4], 0.0, 0.1), fast[1]], counts(6, 3, 8), slow)
     assert len(other.differing) == 1 and "token 3" in other.differing[0]
 
 
@@ -96,15 +96,15 @@ async def test_servers_take_turns_and_nobody_reads_a_prompt_twice(monkeypatch: p
         async def settled(self) -> None:
             return None
 
-    async def take(self: Field, server: Fake, match: Match) -> tuple[list[Record], Counts]:
-        asked.append((server.name, match.workload, tuple(match.prompts)))
-        return [record([1, 2, 3, 4], 0.0, 0.1) for _ in match.prompts], counts(0, 0, 8, 8, 0.8)
+    async def in_turns(servers: list[Fake], match: Match, ask: object, form: object) -> list[Taken]:
+        asked.extend((server.name, match.workload, tuple(match.prompts)) for server in servers)
+        return [([record([1, 2, 3, 4], 0.0, 0.1) for _ in match.prompts], counts(0, 0, 8)) for _ in servers]
 
     async def warm(self: Field, server: Fake, streams: int) -> None:
         return None
 
     monkeypatch.setattr(drafters, "Launched", Fake)
-    monkeypatch.setattr(Field, "_take", take)
+    monkeypatch.setattr(drafters, "in_turns", in_turns)
     monkeypatch.setattr(Field, "_warm", warm)
     said: list[str] = []
     say: Callable[[str], None] = said.append
@@ -126,16 +126,16 @@ async def test_a_bounded_run_ends_with_whole_loads(monkeypatch: pytest.MonkeyPat
     async def launched(program: object) -> AsyncIterator[str]:
         yield "server"
 
-    async def take(self: Field, server: str, match: Match) -> tuple[list[Record], Counts]:
+    async def in_turns(servers: list[str], match: Match, ask: object, form: object) -> list[Taken]:
         assert len(match.prompts) == max(2, match.streams)
-        now[0] += 15.0
-        return [record([1, 2, 3, 4], 0.0, 0.1) for _ in match.prompts], counts(0, 0, 8, 8, 0.8)
+        now[0] += 15.0 * len(servers)
+        return [([record([1, 2, 3, 4], 0.0, 0.1) for _ in match.prompts], counts(0, 0, 8)) for _ in servers]
 
     async def warm(self: Field, server: str, streams: int) -> None:
         return None
 
     monkeypatch.setattr(drafters, "Launched", launched)
-    monkeypatch.setattr(Field, "_take", take)
+    monkeypatch.setattr(drafters, "in_turns", in_turns)
     monkeypatch.setattr(Field, "_warm", warm)
     field = Field("m", ["suffix"], [], Settings((1, 4), 1, 8, requests=2, minutes=1.0), str, lambda text: None, lambda: now[0])
     await field.run([Workload(name, [f"{name}{i}" for i in range(40)]) for name in "ab"])

@@ -1,0 +1,80 @@
+"""Servers that share a machine take turns of a second: one runs, the processes of the others are stopped.
+
+The speed of a virtual machine moves by half within ten seconds, so loads that are measured one after the other tell the weather: the same
+steps of one server took 31 and then 52 ms. In turns this short all of them get the same weather. Each has a clock that runs while it does.
+A step that is stopped in the middle looks a second long to its server; that is one in some dozens, and alike for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+SECONDS = 1.0
+
+
+class Turns:
+    """`async with Turns(families) as turns`, each family the process ids of a server. They run again afterwards, all of them."""
+
+    def __init__(self, families: Sequence[Sequence[int]], seconds: float = SECONDS) -> None:
+        self._families = families
+        self._seconds = seconds
+        self._spent = [0.0 for _ in families]
+        self._left = [asyncio.Event() for _ in families]
+        self._running: tuple[int, float] | None = None
+        """whose turn it is, and since when"""
+        self._rotation: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Turns:
+        for place in range(len(self._families)):
+            self._signal(place, signal.SIGSTOP)
+        self._rotation = asyncio.create_task(self._rotate())
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        assert self._rotation is not None
+        self._rotation.cancel()
+        await asyncio.gather(self._rotation, return_exceptions=True)
+        for place in range(len(self._families)):
+            self._signal(place, signal.SIGCONT)
+
+    def clock(self, place: int) -> Callable[[], float]:
+        """Seconds for which this family had its turn so far."""
+
+        def spent() -> float:
+            running = self._running
+            return self._spent[place] + (time.perf_counter() - running[1] if running and running[0] == place else 0.0)
+
+        return spent
+
+    def leave(self, place: int) -> None:
+        """This family has done what it had to; it gets no more turns."""
+        self._left[place].set()
+
+    async def _rotate(self) -> None:
+        for place in itertools.cycle(range(len(self._families))):
+            if all(left.is_set() for left in self._left):
+                return
+            if not self._left[place].is_set():
+                await self._turn(place)
+
+    async def _turn(self, place: int) -> None:
+        self._running = place, time.perf_counter()
+        self._signal(place, signal.SIGCONT)
+        try:
+            async with asyncio.timeout(self._seconds):
+                await self._left[place].wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._signal(place, signal.SIGSTOP)
+            self._spent[place], self._running = self.clock(place)(), None
+
+    def _signal(self, place: int, signum: signal.Signals) -> None:
+        for pid in self._families[place]:
+            os.kill(pid, signum)

@@ -1,0 +1,73 @@
+"""Turns: one runs at a time, each has its own clock, and afterwards all run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from forerun.bench.turns import Turns
+
+FAMILIES = [[101, 102], [201], [301]]
+TURN = 0.01
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The signals that were sent, none of which arrives."""
+    signals: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, signum: signals.append((pid, signum)))
+    return signals
+
+
+async def test_one_family_runs_at_a_time_and_all_in_the_end(sent: list[tuple[int, int]]) -> None:
+    async with Turns(FAMILIES, TURN):
+        await asyncio.sleep(20 * TURN)
+        running: set[int] = set()
+        seen: set[int] = set()
+        for pid, signum in sent:
+            running = running | {pid} if signum == signal.SIGCONT else running - {pid}
+            assert any(running <= set(family) for family in FAMILIES)
+            seen |= running
+        assert seen == {101, 102, 201, 301}
+    assert {pid for pid, signum in sent[-4:] if signum == signal.SIGCONT} == seen
+
+
+async def test_clocks_go_only_in_their_own_turn(sent: list[tuple[int, int]]) -> None:
+    async with Turns(FAMILIES, TURN) as turns:
+        clocks = [turns.clock(place) for place in range(3)]
+        began = time.perf_counter()
+        while min(clock() for clock in clocks) < 2 * TURN:
+            before = [clock() for clock in clocks]
+            await asyncio.sleep(0)
+            later = [clock() for clock in clocks]
+            assert all(one <= other for one, other in zip(before, later))
+        assert sum(clock() for clock in clocks) <= time.perf_counter() - began + TURN
+
+
+async def test_who_is_done_gets_no_turn(sent: list[tuple[int, int]]) -> None:
+    async with Turns(FAMILIES, TURN) as turns:
+        turns.leave(0)
+        turns.leave(1)
+        await asyncio.sleep(5 * TURN)
+        stands, goes = turns.clock(1)(), turns.clock(2)()
+        assert (stands, goes > 0) == (turns.clock(1)(), True)
+        assert 101 not in {pid for pid, signum in sent if signum == signal.SIGCONT}
+
+
+async def test_what_was_stopped_goes_on_even_after_an_error() -> None:
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=subprocess.PIPE)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            async with Turns([[child.pid], [child.pid]], TURN):
+                raise ZeroDivisionError
+        await asyncio.wait_for(child.communicate(b"\n"), 60)
+    finally:
+        if child.returncode is None:
+            child.kill()
+    assert child.returncode == 0
