@@ -4,7 +4,8 @@ leave of it to guesses.
 A step is taken to cost `base + rows · per_row`, whatever its rows are: newest tokens of streams, prompt tokens or guesses. Both start from
 what the worker measured when it warmed up and follow what steps really take, because a step of sixteen rows with long contexts costs more
 than the one row that was measured. Guesses are among the rows so that their time is not taken for that of prompts, which would then get
-less and less of a step. Knows no clock: it is told.
+less and less of a step. A step of streams alone says what the base is; any other only that all of it is dearer or cheaper, so that a base
+once wrong does not stay so where every step has prompts. Knows no clock: it is told.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ _WEIGHT = 1 / 16
 _FULL_ROWS = 64
 """A step with fewer rows beside its streams' own says little about the cost of a row: it counts by their number."""
 _SWING = 4.0
-"""the cost of a row stays within this factor of what was measured at start: a single hiccup cannot choke prefill"""
+"""the cost of a row stays within this factor of what was measured at start"""
+_SURPRISE = 2.0
+"""a step counts as no longer or shorter than expected by more than this factor: a process that stood still for a second cannot choke
+prefill"""
 _LEAST = 8
 """tokens a step always has for prompts: a bound that cannot be kept must not stop them"""
 
@@ -46,10 +50,11 @@ class Pace:
         """The forward of a step took `seconds`: the newest tokens of so many `streams` and `more` rows, prompt tokens and guesses."""
         if not self._known or seconds <= 0:
             return
+        expected = self._base + (streams + more) * self._per_row
+        surprise = min(max(seconds / expected, 1 / _SURPRISE), _SURPRISE) - 1
         if more == 0:
-            measured = max(0.0, seconds - streams * self._per_row)
-            self._base += _WEIGHT * (measured - self._base)
+            self._base = max(0.0, self._base + _WEIGHT * surprise * expected)
             return
-        measured = (seconds - self._base) / (streams + more)
-        measured = min(max(measured, self._start / _SWING), self._start * _SWING)
-        self._per_row += _WEIGHT * min(1.0, more / _FULL_ROWS) * (measured - self._per_row)
+        scale = 1 + _WEIGHT * min(1.0, more / _FULL_ROWS) * surprise
+        self._base *= scale
+        self._per_row = min(max(self._per_row * scale, self._start / _SWING), self._start * _SWING)

@@ -68,9 +68,24 @@ def test_a_larger_batch_is_seen_without_a_plain_step() -> None:
     assert pace.allowance(32) in (18, 19)
 
 
-def test_one_hiccup_changes_little() -> None:
+@pytest.mark.parametrize("more", [0, 50])
+def test_hiccups_change_little(more: int) -> None:
+    """A process that was stopped for a second, or a clock that stood still."""
     pace = paced()
-    pace.stepped(1, 50, 30.0)
+    pace.stepped(1, more, 30.0)
     assert pace.allowance(1) >= 40
-    pace.stepped(1, 0, 0.0)
-    assert pace.allowance(1) >= 40
+    for _ in range(20):
+        pace.stepped(1, 50, BASE + 51 * ROW)
+    pace.stepped(1, more, 1e-9)
+    pace.stepped(1, more, 0.0)
+    assert 40 <= pace.allowance(1) <= 60
+
+
+def test_it_recovers_from_hiccups_while_every_step_has_prompts() -> None:
+    pace = paced()
+    for _ in range(10):
+        pace.stepped(1, 0, 1.0)
+    assert pace.allowance(1) < 45
+    for _ in range(200):
+        pace.stepped(1, 40, BASE + 41 * ROW)
+    assert pace.allowance(1) in range(48, 53)
