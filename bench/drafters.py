@@ -25,7 +25,7 @@ from forerun.bench.errors import BenchError
 from forerun.bench.launched import Launched, ours
 from forerun.bench.load import Amount, Load, Target
 from forerun.bench.records import Shape
-from forerun.bench.speculation import FLAGS, WARM_TOKENS, checked, describe, in_turns, outcome
+from forerun.bench.speculation import FLAGS, WARM_TOKENS, checked, describe, outcome, take
 from forerun.bench.sweep import Match, Outcome, Spot, condense, lives
 from forerun.bench.template import chat_form
 from forerun.bench.workloads import Workload
@@ -114,7 +114,7 @@ class Field:
         names = list(servers)
         first = number % len(names)
         order = names[first:] + names[:first]
-        taken = dict(zip(order, await in_turns([servers[name] for name in order], match, self._ask, self._form)))
+        taken = dict(zip(order, await take([servers[name] for name in order], match, self._ask, self._form)))
         slow, _ = taken[PLAIN]
         for name, outcomes in self.outcomes.items():
             outcomes.append(outcome(match, *taken[name], slow))

@@ -1,15 +1,17 @@
-"""Our server beside those of others: the same prompts over HTTP, all started together and asked in turns.
+"""Our server beside those of others: the same prompts over HTTP, all started together and running in turns.
 
-All servers of a run are up at once and only one is asked at a time, so that a machine that slows down slows each of them; ratios are
-taken within a round, and their median counts. Answers have the same length everywhere: peers are told to ignore the end of text, and ours,
-whose API has no word for that, gets prompts whose answers are long enough (chosen beforehand, for each of its weight formats).
+All servers of a run are up at once, get a load together and run in turns of a second (`turns.py`), so that a machine that slows down
+slows each of them; ratios are taken within a round, and their median counts. Answers have the same length everywhere: peers are told to
+ignore the end of text, and ours, whose API has no word for that, gets prompts whose answers are long enough (chosen beforehand, for each
+of its weight formats).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 
 from forerun.bench import process, prompts
@@ -21,6 +23,7 @@ from forerun.bench.launched import Launched
 from forerun.bench.load import Amount, Load, Target
 from forerun.bench.records import Record, Shape
 from forerun.bench.stats import median, percentile
+from forerun.bench.turns import Clock, in_turns
 
 PROMPT_WORDS = 57
 SCREENINGS = 8
@@ -96,12 +99,19 @@ class Contest:
         self.remarks.append(f"other programs took {others.share():.0%} of the machine meanwhile")
 
     async def _round(self, servers: dict[str, Launched], number: int) -> list[Turn]:
-        turns = []
+        found: list[Turn] = []
         for streams in self._settings.streams:
-            for entrant in rotated(self._entrants, number):
-                self._say(f"round {number + 1} of {self._settings.rounds}: {entrant.name}, {streams} streams")
-                turns.append(await self._turn(entrant, servers[entrant.name], number, streams))
-        return turns
+            self._say(f"round {number + 1} of {self._settings.rounds}: {streams} streams")
+            order = rotated(self._entrants, number)
+            families = [servers[entrant.name].family for entrant in order]
+            loads = await in_turns(families, [self._put(entrant, servers[entrant.name], number, streams) for entrant in order])
+            found += [outcome(entrant, number, streams, records) for entrant, records in zip(order, loads)]
+        return found
+
+    def _put(self, entrant: Entrant, server: Launched, number: int, streams: int) -> Callable[[Clock], Awaitable[list[Record]]]:
+        texts = self._texts[entrant.name]
+        asked = [texts[at % len(texts)] for at in range(number, number + max(streams, ALONE))]
+        return lambda clock: self._load(entrant, server, streams, asked, clock)
 
     async def _prepare(self, entrant: Entrant, server: Launched) -> None:
         """Finds the entrant's prompts, which warms it up too."""
@@ -110,41 +120,46 @@ class Contest:
         found: list[str] = []
         for _ in range(SCREENINGS):
             texts = list(itertools.islice(drawn, most))
-            records = await self._load(entrant, server, most, texts)
+            records = checked(entrant, await self._load(entrant, server, most, texts))
             found += [text for text, record in zip(texts, records) if record.tokens == self._settings.tokens]
             if len(found) >= most:
                 self._texts[entrant.name] = found[:most]
                 return
         raise BenchError(f"{entrant.name}: of {SCREENINGS * most} answers only {len(found)} have {self._settings.tokens} tokens")
 
-    async def _turn(self, entrant: Entrant, server: Launched, number: int, streams: int) -> Turn:
-        texts = self._texts[entrant.name]
-        asked = [texts[place % len(texts)] for place in range(number, number + max(streams, ALONE))]
-        records = await self._load(entrant, server, streams, asked)
-        seconds = max(record.ended for record in records) - records[0].due
-        firsts = sorted(record.first_token_seconds * 1000 for record in records)
-        gaps = sorted(gap * 1000 for record in records for gap in record.gaps)
-        tokens = sum(record.tokens for record in records)
-        return Turn(
-            entrant.name,
-            number,
-            streams,
-            rate=tokens / seconds,
-            requests_rate=len(records) / seconds,
-            tokens=tokens,
-            first_token_ms=percentile(firsts, 50),
-            first_token_p99_ms=percentile(firsts, 99),
-            gap_p99_ms=percentile(gaps, 99) if gaps else 0.0,
-        )
-
-    async def _load(self, entrant: Entrant, server: Launched, streams: int, texts: Sequence[str]) -> list[Record]:
+    async def _load(
+        self, entrant: Entrant, server: Launched, streams: int, texts: Sequence[str], clock: Clock = time.perf_counter
+    ) -> list[Record]:
         ask = Ask(self._settings.tokens, model=entrant.model, ignore_eos=not entrant.ends)
-        load = Load(Target(server.origin, APIS[entrant.api]), ask, iter(texts))
-        records = await load.run(Shape(streams=streams), Amount(requests=len(texts)))
-        errors = {record.error for record in records if record.error}
-        if errors:
-            raise BenchError(f"{entrant.name}: requests failed: {'; '.join(sorted(errors))}")
-        return records
+        load = Load(Target(server.origin, APIS[entrant.api]), ask, iter(texts), clock=clock)
+        return await load.run(Shape(streams=streams), Amount(requests=len(texts)))
+
+
+def checked(entrant: Entrant, records: list[Record]) -> list[Record]:
+    """Raises BenchError when a request failed."""
+    errors = {record.error for record in records if record.error}
+    if errors:
+        raise BenchError(f"{entrant.name}: requests failed: {'; '.join(sorted(errors))}")
+    return records
+
+
+def outcome(entrant: Entrant, number: int, streams: int, records: list[Record]) -> Turn:
+    """What became of a load. Raises BenchError when a request failed."""
+    seconds = max(record.ended for record in checked(entrant, records)) - records[0].due
+    firsts = sorted(record.first_token_seconds * 1000 for record in records)
+    gaps = sorted(gap * 1000 for record in records for gap in record.gaps)
+    tokens = sum(record.tokens for record in records)
+    return Turn(
+        entrant.name,
+        number,
+        streams,
+        rate=tokens / seconds,
+        requests_rate=len(records) / seconds,
+        tokens=tokens,
+        first_token_ms=percentile(firsts, 50),
+        first_token_p99_ms=percentile(firsts, 99),
+        gap_p99_ms=percentile(gaps, 99) if gaps else 0.0,
+    )
 
 
 def rotated(entrants: Sequence[Entrant], number: int) -> list[Entrant]:

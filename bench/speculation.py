@@ -7,9 +7,8 @@ the same, token by token; a single one that differs fails the run.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -22,7 +21,7 @@ from forerun.bench.load import Amount, Load, Target
 from forerun.bench.records import Record, Shape, busy_time
 from forerun.bench.stats import median, percentile
 from forerun.bench.sweep import Match, Outcome, Side, lives
-from forerun.bench.turns import Turns
+from forerun.bench.turns import Clock, in_turns
 from forerun.bench.workloads import Workload
 
 FLAGS = {"--max-batch-total-tokens": "32768", "--max-total-tokens": "4096"}
@@ -94,7 +93,7 @@ class Sweep:
 
     async def _match(self, guessing: Launched, plain: Launched, match: Match) -> Outcome:
         servers = (guessing, plain) if match.guessing_first else (plain, guessing)
-        taken = dict(zip(servers, await in_turns(servers, match, self._ask, self._form)))
+        taken = dict(zip(servers, await take(servers, match, self._ask, self._form)))
         (fast, counts), (slow, _) = taken[guessing], taken[plain]
         return outcome(match, fast, counts, slow)
 
@@ -103,20 +102,20 @@ Taken = tuple[list[Record], "Counts"]
 """what came of a match on one server, and what its counters gained by it"""
 
 
-async def in_turns(servers: Sequence[Launched], match: Match, ask: Ask, form: Callable[[str], str]) -> list[Taken]:
+async def take(servers: Sequence[Launched], match: Match, ask: Ask, form: Callable[[str], str]) -> list[Taken]:
     """The match on each of the servers, which run in turns. Raises BenchError when a request failed."""
 
-    async def put(place: int, turns: Turns) -> list[Record]:
-        load = Load(Target(servers[place].origin, APIS["tgi"]), ask, map(form, match.prompts), clock=turns.clock(place))
-        records = await load.run(Shape(streams=match.streams), Amount(requests=len(match.prompts), cut=True))
-        turns.leave(place)
-        return records
+    def put(server: Launched) -> Callable[[Clock], Awaitable[list[Record]]]:
+        async def run(clock: Clock) -> list[Record]:
+            load = Load(Target(server.origin, APIS["tgi"]), ask, map(form, match.prompts), clock=clock)
+            return await load.run(Shape(streams=match.streams), Amount(requests=len(match.prompts), cut=True))
+
+        return run
 
     before = [Counts.of(await server.metrics()) for server in servers]
-    async with Turns([server.family for server in servers]) as turns, asyncio.TaskGroup() as group:
-        loads = [group.create_task(put(place, turns)) for place in range(len(servers))]
+    loads = await in_turns([server.family for server in servers], [put(server) for server in servers])
     after = [Counts.of(await server.metrics()) for server in servers]
-    return [(checked(load.result()), now.since(then)) for load, now, then in zip(loads, after, before)]
+    return [(checked(records), now.since(then)) for records, now, then in zip(loads, after, before)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -12,10 +12,26 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
+from typing import TypeVar
 
 SECONDS = 1.0
+T = TypeVar("T")
+Clock = Callable[[], float]
+
+
+async def in_turns(families: Sequence[Sequence[int]], jobs: Sequence[Callable[[Clock], Awaitable[T]]]) -> list[T]:
+    """What the jobs return, one for each family of process ids; each goes by the clock of its own, whose turns end with it."""
+
+    async def done(place: int, turns: Turns) -> T:
+        result = await jobs[place](turns.clock(place))
+        turns.leave(place)
+        return result
+
+    async with Turns(families) as turns, asyncio.TaskGroup() as group:
+        tasks = [group.create_task(done(place, turns)) for place in range(len(families))]
+    return [task.result() for task in tasks]
 
 
 class Turns:
@@ -43,7 +59,7 @@ class Turns:
         for place in range(len(self._families)):
             self._signal(place, signal.SIGCONT)
 
-    def clock(self, place: int) -> Callable[[], float]:
+    def clock(self, place: int) -> Clock:
         """Seconds for which this family had its turn so far."""
 
         def spent() -> float:

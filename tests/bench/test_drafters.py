@@ -96,7 +96,7 @@ async def test_servers_take_turns_and_nobody_reads_a_prompt_twice(monkeypatch: p
         async def settled(self) -> None:
             return None
 
-    async def in_turns(servers: list[Fake], match: Match, ask: object, form: object) -> list[Taken]:
+    async def take(servers: list[Fake], match: Match, ask: object, form: object) -> list[Taken]:
         asked.extend((server.name, match.workload, tuple(match.prompts)) for server in servers)
         return [([record([1, 2, 3, 4], 0.0, 0.1) for _ in match.prompts], counts(0, 0, 8)) for _ in servers]
 
@@ -104,7 +104,7 @@ async def test_servers_take_turns_and_nobody_reads_a_prompt_twice(monkeypatch: p
         return None
 
     monkeypatch.setattr(drafters, "Launched", Fake)
-    monkeypatch.setattr(drafters, "in_turns", in_turns)
+    monkeypatch.setattr(drafters, "take", take)
     monkeypatch.setattr(Field, "_warm", warm)
     said: list[str] = []
     say: Callable[[str], None] = said.append
@@ -126,7 +126,7 @@ async def test_a_bounded_run_ends_with_whole_loads(monkeypatch: pytest.MonkeyPat
     async def launched(program: object) -> AsyncIterator[str]:
         yield "server"
 
-    async def in_turns(servers: list[str], match: Match, ask: object, form: object) -> list[Taken]:
+    async def take(servers: list[str], match: Match, ask: object, form: object) -> list[Taken]:
         assert len(match.prompts) == max(2, match.streams)
         now[0] += 15.0 * len(servers)
         return [([record([1, 2, 3, 4], 0.0, 0.1) for _ in match.prompts], counts(0, 0, 8)) for _ in servers]
@@ -135,7 +135,7 @@ async def test_a_bounded_run_ends_with_whole_loads(monkeypatch: pytest.MonkeyPat
         return None
 
     monkeypatch.setattr(drafters, "Launched", launched)
-    monkeypatch.setattr(drafters, "in_turns", in_turns)
+    monkeypatch.setattr(drafters, "take", take)
     monkeypatch.setattr(Field, "_warm", warm)
     field = Field("m", ["suffix"], [], Settings((1, 4), 1, 8, requests=2, minutes=1.0), str, lambda text: None, lambda: now[0])
     await field.run([Workload(name, [f"{name}{i}" for i in range(40)]) for name in "ab"])

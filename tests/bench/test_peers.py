@@ -23,7 +23,7 @@ def fake(server: str, kind: str, weights: str, api: str, gap: float = 0.0, token
     return Entrant(server, kind, weights, Program(words), api, ends=api == "tgi")
 
 
-async def test_servers_are_asked_in_turns() -> None:
+async def test_servers_run_in_turns() -> None:
     both = [fake("forerun", "bf16", "bf16", "tgi", gap=0.002), fake("llama.cpp", "bf16", "bf16", "llama", gap=0.02)]
     said: list[str] = []
     contest = Contest(both, SMALL, said.append)
