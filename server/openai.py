@@ -1,7 +1,8 @@
 """OpenAI's routes: chat and text completions, the list of models, and TGI's `/chat_tokenize`.
 
 The order of what happens to a request is that of the native routes: body, template, permits, parameters, tokens, queue. A request has
-`n` answers for each of its prompts; each is a sequence of its own with a permit of its own, and all of them speak through one response.
+`n` answers for each of its prompts (`best_of` makes more, of which the best are told); each is a sequence of its own with a permit of its
+own, and all of them speak through one response.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from forerun.server.events import Channel, EventStream, Outbox, Voice
 from forerun.server.grammar import Constraint
 from forerun.server.identity import REQUEST_ID
 from forerun.server.info import TGI_VERSION
-from forerun.server.openai_params import Asked, asked, unsupported
+from forerun.server.openai_params import Asked, asked
 from forerun.server.openai_schema import ChatRequest, CompletionRequest
 from forerun.server.openai_voice import ChatVoice, Echo, Ending, Head, TextVoice, chat_choice, text_choice
 from forerun.server.schema import GenerateRequest
@@ -144,6 +145,7 @@ class OpenAI:
                 top=body.logprobs or 0,
                 most_top=self._most_top(5),
                 vocab=self._desk.vocab(),
+                best_of=body.best_of,
                 prompt_logprobs=logprobs and bool(body.echo),
             )
             with self._desk.enter(wanted.answers * len(prompts)):
@@ -161,7 +163,8 @@ class OpenAI:
         vocabulary = self._desk.tokenizer()
 
         def whole(made: list[Collector]) -> shape.Completion:
-            choices = [text_choice(job.index, one, vocabulary, wanted, job.echo) for job, one in zip(jobs, made)]
+            told = _told(made, wanted)
+            choices = [text_choice(index, made[place], vocabulary, wanted, jobs[place].echo) for index, place in enumerate(told)]
             return shape.Completion(**head.fields(), choices=choices, usage=head.usage([one.transcript for one in made]))
 
         def voice(job: _Job) -> Voice:
@@ -250,8 +253,8 @@ class OpenAI:
         if body.suffix is not None:
             message = "Suffix is not supported and can be achieved by preprocessing the prompt."
             raise ApiError(422, message, "suffix not supported", label="validation")
-        if body.best_of is not None and body.best_of > max(1, body.n or 1):
-            raise unsupported("Input validation error: `best_of` > `n` is not supported on this route; use /generate")
+        if body.stream and (body.best_of or 1) > (body.n or 1):
+            raise invalid("`best_of` > `n` is not supported when streaming tokens")
         given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         if not given:
             raise malformed(422, "Empty array detected. Do not use an empty array for the prompt.")
@@ -288,6 +291,18 @@ async def _ended(response: web.StreamResponse) -> web.StreamResponse:
     if response.prepared:
         await response.write_eof()
     return response
+
+
+def _told(made: list[Collector], wanted: Asked) -> list[int]:
+    """Places of the answers that are told: of those to each prompt the best come first, where there are more than are told."""
+    found: list[int] = []
+    for first in range(0, len(made), wanted.answers):
+        places = range(first, first + wanted.answers)
+        if wanted.told < wanted.answers:
+            found += sorted(places, key=lambda place: -made[place].mean_logprob)[: wanted.told]
+        else:
+            found += places
+    return found
 
 
 def _alone(body: CompletionRequest) -> bool:

@@ -11,7 +11,7 @@ import dataclasses
 import msgspec
 
 from forerun.messages import SamplingParams
-from forerun.server.errors import ApiError, invalid
+from forerun.server.errors import invalid
 from forerun.server.openai_schema import ChatRequest, CompletionRequest
 from forerun.server.schema import U64_MAX, GenerateParameters
 
@@ -25,10 +25,12 @@ SMALLEST_TOP_P = 1e-6
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Asked:
-    """`native`: what `/generate` would be told. `answers`: how many for each prompt. `top`: alternatives to report, with `logprobs`."""
+    """`native`: what `/generate` would be told. `answers`: how many are made for each prompt, of which so many are `told`, those of the
+    highest mean log-probability. `top`: alternatives to report, with `logprobs`."""
 
     native: GenerateParameters
     answers: int
+    told: int
     stop: list[str]
     logprobs: bool
     top: int
@@ -47,7 +49,7 @@ class Asked:
             count_penalty=self.count_penalty,
             logit_bias=self.logit_bias,
             raw_logprobs=True,
-            logprobs=self.logprobs,
+            logprobs=self.logprobs or self.told < self.answers,
             top_n=self.top if self.logprobs else 0,
         )
 
@@ -60,12 +62,14 @@ def asked(
     top: int,
     most_top: int,
     vocab: int,
+    best_of: int | None = None,
     prompt_logprobs: bool = False,
 ) -> Asked:
     """Raises ApiError (422)."""
     options = body.stream_options
-    answers = 1 if body.n is None else body.n
-    _check(body, answers, top, most_top)
+    told = 1 if body.n is None else body.n
+    answers = max(told, best_of or 1)
+    _check(body, told, top, most_top)
     greedy = body.temperature == 0
     stop = [body.stop] if isinstance(body.stop, str) else list(body.stop or [])
     native = GenerateParameters(
@@ -86,6 +90,7 @@ def asked(
     return Asked(
         native=native,
         answers=answers,
+        told=told,
         stop=native.stop,
         logprobs=logprobs,
         top=top,
@@ -128,7 +133,3 @@ def _biases(given: dict[str, float] | list[float] | None, vocab: int) -> tuple[t
             raise invalid(f"`logit_bias` must be >= -100 and <= 100. Given: {value}")
         found[int(name)] = value
     return tuple(found.items())
-
-
-def unsupported(message: str) -> ApiError:
-    return ApiError(422, message, "validation", label="validation")

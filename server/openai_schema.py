@@ -159,7 +159,9 @@ class CompletionRequest(_Sampling, kw_only=True):
     suffix: str | None = None
     logprobs: U32 | None = None
     echo: bool | None = None
-    best_of: Unsigned | None = None
+    best_of: Annotated[
+        Unsigned | None, Meta(description="Make so many answers, tell the `n` of the highest mean logprob; not when streaming")
+    ] = None
 
 
 class ErrorObject(Struct):

@@ -104,6 +104,11 @@ answer = json.load(web.urlopen(request, timeout=60))
 print("generated:", repr(answer["generated_text"]))
 assert answer["details"]["generated_tokens"] > 0 and answer["generated_text"].strip()
 '
+TRACES='
+from forerun.server import otlp
+for address in ("http://collector:4317", "http://collector:4318/v1/traces"):
+    otlp.exporter(address).shutdown()
+'
 
 mapfile -t healthcheck < <(of_image Healthcheck)
 start
@@ -118,6 +123,7 @@ echo "healthy"
 alive && grep -m 1 "forerun.launch: Worker" "$log"
 if inside sh -c "command -v cc c++ gcc g++ make"; then fail "there is a compiler in the image"; fi
 inside python -c "$GENERATE" || fail "no answer to /generate"
+inside python -c "$TRACES" || fail "traces cannot be sent: the packages of the otlp extra are missing"
 stop
 [ "$code" = 0 ] || fail "exit code $code after SIGTERM to PID 1"
 echo "SIGTERM: exit code 0"

@@ -448,7 +448,8 @@ async def test_completion_logprobs_are_of_the_older_form() -> None:
         ({"prompt": ["a"] * 5}, 422, "Number of prompts exceeds the maximum allowed batch size of 4"),
         ({"prompt": ["a"] * 3, "n": 3}, 422, "9 answers were asked for, this server makes 8 at a time"),
         ({"suffix": "x"}, 422, "Suffix is not supported"),
-        ({"best_of": 2}, 422, "`best_of` > `n` is not supported"),
+        ({"best_of": 2, "stream": True}, 422, "`best_of` > `n` is not supported when streaming"),
+        ({"best_of": 9}, 422, "9 answers were asked for, this server makes 8 at a time"),
         ({"logprobs": 9}, 422, "`top_logprobs` must be"),
     ],
 )
@@ -456,6 +457,31 @@ async def test_completion_refusals(changes: dict[str, Any], status: int, words: 
     async with serve() as front:
         got, error = await front.post("/v1/completions", {"prompt": "x", "max_tokens": 2, **changes})
         assert got == status and words in error["error"]["message"] and not front.router.inside
+
+
+@pytest.mark.parametrize("likely", [{}, {"logprobs": 0}])
+async def test_the_best_of_several_completions_are_told(likely: dict[str, int]) -> None:
+    """Those of the highest mean log-probability, the best first, of each prompt; all that were generated are paid for."""
+    body = {"prompt": ["hello", "the quick"], "max_tokens": 5, "seed": 3}
+    async with serve() as front:
+        _, all_ = await front.post("/v1/completions", {**body, "n": 4, "logprobs": 0})
+        _, best = await front.post("/v1/completions", {**body, "n": 2, "best_of": 4, **likely})
+        await front.settled()
+        expected = []
+        for first in (0, 4):
+            made = sorted(all_["choices"][first : first + 4], key=lambda one: -sum(one["logprobs"]["token_logprobs"]))
+            expected += [one["text"] for one in made[:2]]
+        assert [one["text"] for one in best["choices"]] == expected and [one["index"] for one in best["choices"]] == [0, 1, 2, 3]
+        assert all((one["logprobs"] is not None) == bool(likely) for one in best["choices"])
+        assert best["usage"] == all_["usage"]
+
+
+@pytest.mark.parametrize("more", [{"best_of": 0}, {"best_of": 1}, {"best_of": 2, "n": 2}, {"best_of": 1, "n": 2, "stream": True}])
+async def test_as_many_as_are_told_are_not_chosen_from(more: dict[str, Any]) -> None:
+    async with serve() as front:
+        response, _ = await front.raw("/v1/completions", {"prompt": "hello", "max_tokens": 2, **more})
+        assert response.status == 200 and len(front.router.submitted) == more.get("n", 1)
+        assert not any(sequence.params.logprobs for sequence in front.router.submitted)
 
 
 async def test_nothing_is_no_prompt_although_the_tokenizer_adds_to_it() -> None:
