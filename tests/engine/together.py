@@ -12,22 +12,26 @@ import msgspec
 import torch
 
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Drafter, Needs, Terms
+from forerun.engine.grammar import Grammars, Threads
 from forerun.messages import SamplingParams, StepPlan, StepResult
 from forerun.router.guesses import Allowance
 from forerun.router.policy import Policy
 from forerun.router.request import Failure, Request, Run, Sequence
-from tests.engine.test_identity import KINDS, prompt_of
-from tests.engine.tiny import VOCAB, Sequence_, alone, params_for, random_tree, tiny_engine
+from tests.engine.test_identity import ALL as KINDS
+from tests.engine.test_identity import prompt_of
+from tests.engine.tiny import VOCAB, AtOnce, Sequence_, alone, params_for, random_tree, tables, tiny_engine
 from tests.router.driver import Driver
 
 UNKNOWN = -1
 
 
 @functools.cache
-def answer_of(kind: str, seed: int, length: int, dtype: torch.dtype, echo: bool = False) -> Sequence_:
-    """What a request of this kind is answered, alone and without guesses, to its 24th token."""
+def answer_of(kind: str, seed: int, length: int, dtype: torch.dtype, echo: bool = False, choice: int = 0) -> Sequence_:
+    """What a request of this kind is answered, alone and without guesses, to its 24th token. `choice`: of several answers to it, which have
+    dice of their own."""
     prompt = prompt_of(seed, length)
-    return alone(prompt, params_for(prompt, prompt_logprobs=echo, **KINDS[kind]), dtype=dtype)
+    params = params_for(prompt, prompt_logprobs=echo, **KINDS[kind])
+    return alone(prompt, msgspec.structs.replace(params, seed=(params.seed + choice) % 2**64), dtype=dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +97,7 @@ class Gambler:
         self._random = random.Random(seed)
         self._most = most
 
-    def __call__(self, sequences: list[Sequence]) -> Allowance | None:
+    def __call__(self, sequences: list[Sequence], prompt_tokens: int = 0) -> Allowance | None:
         dice = self._random
         if not self._most or dice.random() < 0.2:
             return None
@@ -107,10 +111,11 @@ class Gambler:
 
 
 class Bridge:
-    """The engine behind the wire."""
+    """The engine behind the wire, with grammars of its own."""
 
     def __init__(self, drafter: Drafter, dtype: torch.dtype) -> None:
-        self.engine = tiny_engine(drafter, dtype)
+        self.grammars = Grammars(tables, Threads(AtOnce(), AtOnce()))
+        self.engine = tiny_engine(drafter, dtype, grammars=self.grammars)
 
     def step(self, plan: StepPlan) -> StepResult:
         result = self.engine.step(msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=StepPlan))
@@ -136,7 +141,7 @@ class Together(Driver):
     ) -> tuple[Sequence, Stream]:
         """`stop`: its token of this number is a stop id."""
         stop_after = more.pop("stop_after", None)
-        whole = answer_of(kind, seed, length, self._dtype, echo)
+        whole = answer_of(kind, seed, length, self._dtype, echo, more.pop("choice", 0))  # type: ignore[arg-type]
         stops = () if stop is None else (whole.tokens[stop], VOCAB - 1)
         params = msgspec.structs.replace(whole.params, max_new_tokens=limit, stop_ids=stops)
         request = Request(f"r{len(self.streams)}", list(whole.prompt), params, self.now, cache=not echo, **more)  # type: ignore[arg-type]
@@ -146,9 +151,11 @@ class Together(Driver):
         self.scheduler.add(sequence, self.now)
         return sequence, stream
 
-    def land(self) -> None:
-        for event in self.scheduler.apply(self.bridge.step(self.plans.popleft()), self.now):
+    def land(self) -> StepResult:
+        result = self.bridge.step(self.plans.popleft())
+        for event in self.scheduler.apply(result, self.now):
             event.tell(self)
+        return result
 
     def restart(self) -> None:
         self.plans.clear()
@@ -158,7 +165,7 @@ class Together(Driver):
         self.tell()
 
     def close(self) -> None:
-        """Everything ends, and everything is given back: pages and rows on both sides."""
+        """Everything ends, and everything is given back: pages and rows on both sides, matchers, and what is known of drafts."""
         self.drain(3000)
         assert all(stream.over or sequence.cancelled for sequence, stream in self.streams), "a sequence was forgotten"
         assert all(not stream.failure or stream.failure.kind == "deadline_exceeded" for _, stream in self.streams)
@@ -166,6 +173,9 @@ class Together(Driver):
         assert repr(self.bridge.engine._rows) == f"0 of {self.ready.rows} rows, 0 pages"
         assert self.scheduler._rows.free == self.scheduler.sizes.rows
         assert not self.scheduler._ledger.prefix._promises
+        assert not any(compiled.rows for compiled in self.bridge.grammars._compiled.values())
+        speculator = self.bridge.engine._speculator
+        assert not speculator._answers and not speculator._trust._rows and not speculator._trust._offered
 
 
 class Rogue:

@@ -7,7 +7,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 
-from forerun.messages import Ready, SamplingParams, StepPlan
+from forerun.messages import Ready, SamplingParams, StepPlan, StepResult
 from forerun.router.events import Tally
 from forerun.router.guesses import Budget, no_guesses
 from forerun.router.policy import Policy
@@ -142,10 +142,12 @@ class Driver:
             self.plans.append(plan)
         return plan
 
-    def land(self) -> None:
+    def land(self) -> StepResult:
         """The worker answers the oldest plan."""
-        for event in self.scheduler.apply(self.worker.step(self.plans.popleft()), self.now):
+        result = self.worker.step(self.plans.popleft())
+        for event in self.scheduler.apply(result, self.now):
             event.tell(self)
+        return result
 
     def tell(self) -> None:
         for event in self.scheduler.take_events():
