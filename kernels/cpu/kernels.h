@@ -14,6 +14,13 @@ constexpr int GROUP = 32;         // k of a quantised weight that share a scale
 constexpr int PAGE = 16;          // positions of a KV page
 // Bytes of a page of one KV head, keys or values (kv.h).
 static constexpr size_t page_bytes(Format format, int D) { return size_t(PAGE) * (format == INT8 ? size_t(D) + 4 : size_t(D) * (format == BF16 ? 2 : 4)); }
+// Bytes of a packed panel of a weight (matmul.h, quant.h).
+static constexpr size_t panel_bytes(Format format, int K) {
+    if (format == F32) return size_t(K) * PANEL * 4;
+    if (format == BF16) return size_t(K + 1) / 2 * PANEL * 4;
+    const int codes = format < INT4 ? 8 : 4, scales = format == INT8 ? 0 : format == INT4 ? 2 : 1;
+    return (size_t(K + GROUP - 1) / GROUP * (GROUP * size_t(codes) / 8 + 2 * size_t(scales)) + 4) * PANEL;
+}
 constexpr int ROW_BLOCK = 32;     // most rows of one attention task
 
 // y [rows, N] = x [rows, K] · wᵀ (+ bias). w is packed: f32 [N/32][K][32]; bf16 [N/32][K/2][32][2], both padded with zeros;

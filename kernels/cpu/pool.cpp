@@ -17,6 +17,7 @@ constexpr int64_t PATIENCE = 20'000;         // ns the caller spins for a stragg
 constexpr int64_t OVERDRAFT = 500'000;       // ns that may be lost beyond what was saved
 constexpr int64_t MOST_CREDIT = 5'000'000;   // ns: help of long ago excuses nothing
 constexpr int64_t LEAST_PENALTY = 5'000'000, MOST_PENALTY = 500'000'000;
+constexpr int64_t FETCH = 512;               // bytes that a waiting thread asks for between two looks
 constexpr int64_t MOST_TASKS = (1 << 20) - 1;
 
 int64_t read(clockid_t clock) {
@@ -48,7 +49,7 @@ void futex_wake(std::atomic<uint32_t>& word, int count) {
 
 }  // namespace
 
-Pool::Pool(int threads) {
+Pool::Pool(int threads) : hints_(size_t(threads)) {
     for (int t = 1; t < threads; ++t) workers_.emplace_back([this, t] { work(t); });
 }
 
@@ -77,7 +78,7 @@ void Pool::work(int32_t thread) {
     while (!stop_.load(std::memory_order_relaxed)) {
         int64_t until = now() + SPIN;
         while (epoch_.load(std::memory_order_acquire) == seen && now() < until)
-            for (int i = 0; i < 16; ++i) pause();
+            idle(thread);
         if (epoch_.load() == seen) {
             // Announce, then look again: the caller bumps the epoch before it looks for sleepers, so one of the two sees the other.
             sleepers_.fetch_add(1);
@@ -117,10 +118,29 @@ void Pool::run(int32_t count, Body body, void* context) {
 void Pool::wait(int32_t count) {
     const int64_t start = now();
     while (done_.load(std::memory_order_acquire) != count) {
-        for (int i = 0; i < 16; ++i) pause();
+        idle(0);
         // The straggler may be waiting for the very core the caller spins on.
         if (now() - start > PATIENCE) sched_yield();
     }
+}
+
+void Pool::expect(int32_t thread, const void* from, size_t bytes) {
+    Hint& hint = hints_[size_t(thread)];
+    const auto* at = static_cast<const char*>(from);
+    hint.at.store(at, std::memory_order_relaxed);
+    hint.end.store(at + bytes, std::memory_order_relaxed);
+}
+
+// One turn of a wait. Two threads may ask for the same, or for what was expected before: asking changes nothing and cannot fault.
+void Pool::idle(int32_t thread) {
+    for (Hint* hint : {&hints_[size_t(thread)], &hints_[0]}) {
+        const char* at = hint->at.load(std::memory_order_relaxed);
+        if (at >= hint->end.load(std::memory_order_relaxed)) continue;
+        for (int64_t line = 0; line < FETCH; line += 64) __builtin_prefetch(at + line, 0, 2);
+        hint->at.store(at + FETCH, std::memory_order_relaxed);
+        return;
+    }
+    for (int i = 0; i < 16; ++i) pause();
 }
 
 void Pool::settle(int64_t net, int64_t now) {

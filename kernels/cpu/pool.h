@@ -49,10 +49,19 @@ public:
     }
     void run(int32_t count, Body body, void* context);
 
+    // Memory that a thread will most likely read first in the next run. Threads that would only wait for each other, or for the caller
+    // between two runs, ask for their own meanwhile and then for the caller's. A hint: it may be out of date or nobody's memory any more.
+    void expect(int32_t thread, const void* from, size_t bytes);
+
 private:
+    struct alignas(64) Hint {
+        std::atomic<const char*> at{nullptr}, end{nullptr};
+    };
+
     void work(int32_t thread);
     int32_t drain(int32_t thread);  // the number of tasks it did
     void wait(int32_t count);
+    void idle(int32_t thread);
     void settle(int64_t net, int64_t now);
 
     // epoch (24 bits) | count (20) | next (20). A worker learns from one load whether a task is left; taking it is one compare-and-swap,
@@ -70,6 +79,7 @@ private:
     int64_t credit_ = 0;       // saved less lost, lately
     int64_t penalty_ = 0;      // nanoseconds to go alone, 0 = all is well
     int64_t alone_until_ = 0;  // on the monotonic clock
+    std::vector<Hint> hints_;  // one a thread
     std::vector<std::thread> workers_;
 };
 

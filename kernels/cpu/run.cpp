@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <new>
 #include <utility>
 #include <vector>
@@ -72,8 +73,20 @@ private:
 
 constexpr int64_t WORTH_SHARING = 16384;  // elements of a row-wise op, multiplications / 16 of a product: below, waking a thread costs more
 constexpr int32_t TASKS = 9;     // of a product, for each thread: fewer leave it waiting for the last one, more cut the stream of weights
-constexpr int32_t STREAM_ROWS = 28, STREAM = 3;  // so few rows take weights as memory gives them: tasks of at least so many panels
+constexpr int32_t STREAM_ROWS = 28, STREAM = 6;  // so few rows take weights as memory gives them: tasks of at least so many panels
 constexpr size_t ROWS_TOGETHER = 384 << 10;  // bytes of packed rows that pass over a panel while it is in cache, and stay in a 1 MiB L2
+
+constexpr size_t NEAR = 4 << 20;            // bytes of a weight that caches hold, so that it may be read again for every few rows
+constexpr size_t EXPECTED = 128 << 10;       // bytes of the next product's weights that a waiting thread fetches, at most
+
+// How a product is cut into tasks: `groups` of row tiles times `chunks` of panels, of which `grain` are never parted. Where rows alone make
+// enough tasks and the weight is near, a task has all columns: it packs its own rows, and writes whole rows of the result.
+struct Cut {
+    int32_t panels, grain, chunks, groups;
+    bool shared;
+    bool by_rows() const { return shared && chunks == 1; }
+    int32_t begin(int32_t chunk) const { return std::min(panels, (panels + grain - 1) / grain * chunk / chunks * grain); }
+};
 
 int32_t first_row(const Product& p, int32_t tile) { return int32_t(int64_t(p.rows) * tile / p.tiles); }
 
@@ -99,11 +112,12 @@ namespace {
 // One op with its operands resolved.
 class Call {
 public:
-    Call(fr_context& context, const fr_op& op, void* const* table, const int32_t* sizes)
-        : c_(context), k_(*context.k), op_(op), table_(table), sizes_(sizes), rows_(sizes[op.rows]) {}
+    // `left`: how many ops there are from this one on.
+    Call(fr_context& context, const fr_op* op, int32_t left, void* const* table, const int32_t* sizes)
+        : c_(context), k_(*context.k), op_(*op), left_(left), table_(table), sizes_(sizes), rows_(sizes[op->rows]) {}
 
-    // How many ops were done in one; `left`: how many there are from this one on.
-    int32_t run(int32_t left, int32_t& done);
+    // `done`: how many ops were done in one.
+    int32_t run(int32_t& done);
 
 private:
     int32_t run();
@@ -112,12 +126,21 @@ private:
     T* t(int at) const {
         return op_.t[at] < 0 ? nullptr : static_cast<T*>(table_[op_.t[at]]);
     }
+    // The op that comes so many places later.
+    Call later(int32_t places) const { return {c_, &op_ + places, left_ - places, table_, sizes_}; }
     int32_t i(int at) const { return op_.i[at]; }
     float f(int at) const { return op_.f[at]; }
 
     // Whether 0 ≤ values[j] < end for all of them.
     static bool within(const int32_t* values, int64_t count, int64_t end) {
         return std::all_of(values, values + count, [&](int32_t v) { return v >= 0 && v < end; });
+    }
+
+    // f(begin, end) over 0 … count: one by one in parallel, or all at once.
+    template <class F>
+    void by_parts(int32_t count, bool shared, F&& work) {
+        if (!shared || count == 1) return work(0, count);
+        c_.pool.run(count, [&](int32_t part, int32_t) { work(part, part + 1); });
     }
 
     // f(row0, row1) over all rows, in parallel where it is worth it.
@@ -129,9 +152,12 @@ private:
     }
 
     void product(const float* x, const void* w, const float* bias, float* y, int32_t rows, int32_t K, int32_t N, int32_t format);
-    Product plan(const float* x, const void* w, const float* bias, float* y, int32_t rows, int32_t K, int32_t N, int32_t format);
+    Product plan(const float* x, const void* w, const float* bias, float* y, int32_t rows, int32_t K, int32_t N, int32_t format) const;
     template <class F>
-    void spread(const Product& p, size_t bytes, int32_t panels, int32_t grain, F&& body);
+    void spread(Product p, int32_t grain, F&& body);
+    Cut cut(const Product& p, int32_t grain) const;
+    void look_ahead() const;
+    void announce() const;
     bool makes_heads() const;
     int32_t make_heads();
     void take(const float* x, const int32_t* rows, float* out, int32_t width);
@@ -143,74 +169,104 @@ private:
     int32_t keep_kv();
     template <class T>
     void keep(T* cache, bool transposed);
-    void gate(const float* x, float* out, int32_t rows, int32_t F, int32_t activation);
     void moe();
     void route(const float* logits, int32_t E, int32_t top_k, bool normalize, int32_t* experts, float* weights);
     void concat();
     void noise();
     void pick();
     void choose();
-    size_t pack(Product& p);
+    void prepare(Product& p);
+    void make_rows(int32_t row0, int32_t row1) const;
+    bool feeds() const;
 
     fr_context& c_;
     const Kernels& k_;
     const fr_op& op_;
+    int32_t left_;
+    const Call* maker_ = nullptr;  // an op that has yet to make the rows of this product
     void* const* table_;
     const int32_t* sizes_;
     int32_t rows_;
 };
 
-// Packs the rows of x; returns their bytes.
-size_t Call::pack(Product& p) {
-    p.tiles = k_.tiles(p.format, p.rows);
+// Room for the packed rows of x.
+void Call::prepare(Product& p) { p.packed = c_.packed.room<char>(size_t(p.rows) * k_.packed_bytes(p.format, p.K)); }
+
+Cut Call::cut(const Product& p, int32_t grain) const {
+    const int32_t threads = c_.pool.threads(), panels = (p.N + PANEL - 1) / PANEL, units = (panels + grain - 1) / grain;
     const size_t bytes = size_t(p.rows) * k_.packed_bytes(p.format, p.K);
-    p.packed = c_.packed.room<char>(bytes);
-    if (p.tiles > 1 && int64_t(p.rows) * p.K > 2 * WORTH_SHARING)
-        c_.pool.run(p.tiles, [&](int32_t t, int32_t) { k_.pack_rows(p, t, t + 1); });
-    else
-        k_.pack_rows(p, 0, p.tiles);
-    return bytes;
-}
-
-// body(product, panel0, panel1, tile0, tile1) for all of `panels` and all row tiles, `grain` panels never parted. `bytes`: of the packed rows.
-template <class F>
-void Call::spread(const Product& p, size_t bytes, int32_t panels, int32_t grain, F&& body) {
-    const int32_t threads = c_.pool.threads(), units = (panels + grain - 1) / grain;
-    const bool share = threads > 1 && int64_t(p.rows) * p.K * p.N > 16 * WORTH_SHARING;
+    const bool shared = threads > 1 && int64_t(p.rows) * p.K * p.N > 16 * WORTH_SHARING;
+    if (shared && p.tiles >= TASKS * threads && panel_bytes(p.format, p.K) * size_t(panels) <= NEAR) return {panels, grain, 1, TASKS * threads, true};
     const int32_t groups = std::min<int32_t>(p.tiles, int32_t((bytes + ROWS_TOGETHER - 1) / ROWS_TOGETHER));
-    const int32_t parts = share ? (TASKS * threads + groups - 1) / groups : 1, streams = panels / STREAM / threads * threads;
-    const int32_t chunks = std::min(units, std::max(1, std::min(parts, p.rows > STREAM_ROWS ? panels : std::max(share ? threads : 1, streams))));
-    const auto begin = [&](int32_t chunk) { return std::min(panels, units * chunk / chunks * grain); };
-    auto task = [&](int32_t at, int32_t) {
-        const int32_t group = at / chunks, chunk = at % chunks;
-        Product mine = p;
-        mine.next = chunk + threads < chunks ? begin(chunk + threads) : -1, mine.cold = at < threads;
-        body(mine, begin(chunk), begin(chunk + 1), int32_t(int64_t(p.tiles) * group / groups), int32_t(int64_t(p.tiles) * (group + 1) / groups));
-    };
-    if (share)
-        c_.pool.run(groups * chunks, task);
-    else
-        for (int32_t at = 0; at < groups * chunks; ++at) task(at, 0);
+    const int32_t parts = shared ? (TASKS * threads + groups - 1) / groups : 1, streams = panels / STREAM / threads * threads;
+    const int32_t most = p.rows > STREAM_ROWS ? panels : std::max(shared ? threads : 1, streams);
+    return {panels, grain, std::min(units, std::max(1, std::min(parts, most))), groups, shared};
 }
 
-Product Call::plan(const float* x, const void* w, const float* bias, float* y, int32_t rows, int32_t K, int32_t N, int32_t format) {
+// Tells the pool where the program's next product begins. A layer has about seven places where threads meet and no weights are read.
+void Call::look_ahead() const {
+    for (int32_t places = 1; places < left_; ++places) {
+        const Call next = later(places);
+        if (next.op_.code == FR_MOE) return;  // its router is small, and which experts follow is not known
+        if (next.op_.code == FR_MATMUL || next.op_.code == FR_LOGITS) return next.announce();
+    }
+}
+
+void Call::announce() const {
+    if (!rows_) return;
+    const Product p = plan(nullptr, t<void>(1), nullptr, nullptr, rows_, i(0), i(1), i(2));
+    const Cut cut = this->cut(p, makes_heads() ? later(1).i(2) / PANEL : 1);
+    const size_t panel = panel_bytes(p.format, p.K);
+    for (int32_t thread = 0; thread < std::min(c_.pool.threads(), cut.chunks); ++thread) {
+        const int32_t begin = cut.begin(thread), panels = cut.begin(thread + 1) - begin;
+        c_.pool.expect(thread, static_cast<const char*>(p.w) + size_t(begin) * panel, std::min(EXPECTED, size_t(panels) * panel));
+    }
+}
+
+// body(product, panel0, panel1, tile0, tile1) for all panels and all row tiles. Before that rows are made, where an op left that to their
+// product, and packed.
+template <class F>
+void Call::spread(Product p, int32_t grain, F&& body) {
+    const int32_t threads = c_.pool.threads();
+    const Cut cut = this->cut(p, grain);
+    prepare(p);
+    look_ahead();
+    const auto pack = [&](int32_t tile0, int32_t tile1) {
+        if (maker_) maker_->make_rows(first_row(p, tile0), first_row(p, tile1));
+        k_.pack_rows(p, tile0, tile1);
+    };
+    if (!cut.by_rows()) by_parts(p.tiles, int64_t(p.rows) * p.K > (maker_ ? WORTH_SHARING / 2 : 2 * WORTH_SHARING), pack);
+    auto task = [&](int32_t at, int32_t) {
+        const int32_t group = at / cut.chunks, chunk = at % cut.chunks;
+        const auto tile0 = int32_t(int64_t(p.tiles) * group / cut.groups), tile1 = int32_t(int64_t(p.tiles) * (group + 1) / cut.groups);
+        if (cut.by_rows()) pack(tile0, tile1);
+        Product mine = p;
+        mine.next = chunk + threads < cut.chunks ? cut.begin(chunk + threads) : -1, mine.cold = at < threads;
+        body(mine, cut.begin(chunk), cut.begin(chunk + 1), tile0, tile1);
+    };
+    if (cut.shared)
+        c_.pool.run(cut.groups * cut.chunks, task);
+    else
+        for (int32_t at = 0; at < cut.groups * cut.chunks; ++at) task(at, 0);
+}
+
+Product Call::plan(const float* x, const void* w, const float* bias, float* y, int32_t rows, int32_t K, int32_t N, int32_t format) const {
     Product p{};
     p.w = w, p.x = x, p.bias = bias, p.y = y, p.y_stride = N, p.K = K, p.N = N, p.rows = rows;
-    p.format = Format(format);
+    p.format = Format(format), p.tiles = k_.tiles(p.format, rows);
     return p;
 }
 
 void Call::product(const float* x, const void* w, const float* bias, float* y, int32_t rows, int32_t K, int32_t N, int32_t format) {
     if (!rows) return;
-    Product p = plan(x, w, bias, y, rows, K, N, format);
-    const size_t bytes = pack(p);
-    spread(p, bytes, (N + PANEL - 1) / PANEL, 1, [&](const Product& mine, int32_t panel0, int32_t panel1, int32_t tile0, int32_t tile1) {
+    spread(plan(x, w, bias, y, rows, K, N, format), 1, [&](const Product& mine, int32_t panel0, int32_t panel1, int32_t tile0, int32_t tile1) {
         k_.multiply(mine, panel0, panel1, tile0, tile1);
     });
 }
 
 // Whether the next ops rotate and keep the heads that this product makes, each head by itself and of whole panels.
 bool Call::makes_heads() const {
+    if (op_.code != FR_MATMUL || left_ < 3) return false;
     const fr_op &rope = (&op_)[1], &kv = (&op_)[2];
     if (rope.code != FR_ROPE || kv.code != FR_WRITE_KV || rope.t[0] != op_.t[3] || kv.t[0] != op_.t[3]) return false;
     const int32_t heads = rope.i[0], kv_heads = rope.i[1], D = rope.i[2];
@@ -220,21 +276,43 @@ bool Call::makes_heads() const {
 
 // A product whose columns are heads of q, k and v, their rotation, and their entries in the cache.
 int32_t Call::make_heads() {
-    Call second(c_, (&op_)[1], table_, sizes_), third(c_, (&op_)[2], table_, sizes_);
     Rope rope;
     Entries entries;
-    if (second.rope_of(rope) || third.entries_of(entries)) return FR_RANGE;
+    if (later(1).rope_of(rope) || later(2).entries_of(entries)) return FR_RANGE;
     if (!rows_) return FR_OK;
-    Product p = plan(t(0), t<void>(1), t(2), t(3), rows_, i(0), i(1), i(2));
-    const size_t bytes = pack(p);
+    const Product p = plan(t(0), t<void>(1), t(2), t(3), rows_, i(0), i(1), i(2));
     const int32_t grain = rope.D / PANEL, turned = rope.heads + rope.kv_heads;
-    spread(p, bytes, p.N / PANEL, grain, [&](const Product& mine, int32_t panel0, int32_t panel1, int32_t tile0, int32_t tile1) {
+    spread(p, grain, [&](const Product& mine, int32_t panel0, int32_t panel1, int32_t tile0, int32_t tile1) {
         k_.multiply(mine, panel0, panel1, tile0, tile1);
         const int32_t row0 = first_row(p, tile0), row1 = first_row(p, tile1), head0 = panel0 / grain, head1 = panel1 / grain;
         if (head0 < turned) k_.rope(rope, row0, row1, head0, std::min(head1, turned));
         if (head1 > rope.heads) k_.write_kv(entries, row0, row1, std::max(head0 - rope.heads, 0), head1 - rope.heads);
     });
     return FR_OK;
+}
+
+// Norm, addition and norm, or gate: ops that make a row of what the next product multiplies out of the same row.
+void Call::make_rows(int32_t row0, int32_t row1) const {
+    const int64_t H = i(0), at = row0 * H;
+    switch (op_.code) {
+        case FR_NORM: return k_.norm(t(0), t(1), t(2), i(0), f(0), row0, row1);
+        case FR_GATE: return k_.gate(t(0), t(1), i(0), i(1), row0, row1);
+        case FR_ADD_NORM:
+            k_.add(t(0) + at, t(1) + at, t(4) + at, (row1 - row0) * H, f(1));
+            return k_.norm(t(4), t(2), t(3), i(0), f(0), row0, row1);
+    }
+}
+
+// Whether the next op is the product of the rows that this op makes, and may have them made tile by tile as it packs them: there are tiles
+// enough, and it does not write where they come from.
+bool Call::feeds() const {
+    const int32_t out = op_.code == FR_NORM ? 2 : op_.code == FR_GATE ? 1 : op_.code == FR_ADD_NORM ? 3 : -1;
+    if (out < 0 || left_ < 2) return false;
+    const Call next = later(1);
+    const fr_op& op = next.op_;
+    if (op.code != FR_MATMUL || op.rows != op_.rows || op.t[0] != op_.t[out]) return false;
+    if (std::count(op_.t, op_.t + std::size(op_.t), op.t[3])) return false;
+    return k_.tiles(Format(op.i[2]), rows_) >= c_.pool.threads() || int64_t(rows_) * i(0) < WORTH_SHARING;
 }
 
 void Call::take(const float* x, const int32_t* rows, float* out, int32_t width) {
@@ -303,7 +381,7 @@ int32_t Call::attention() {
         k_.attention(a, c_.tasks[place], later < c_.tasks.size() ? &c_.tasks[later] : nullptr, c_.scratch[size_t(thread)].room<char>(bytes + 64));
     };
     const auto count = int32_t(c_.tasks.size());
-    if (work * a.kv_heads > 16 * WORTH_SHARING)
+    if (work * a.kv_heads > 2 * WORTH_SHARING)
         c_.pool.run(count, task);
     else
         for (int32_t at = 0; at < count; ++at) task(at, 0);
@@ -349,10 +427,6 @@ int32_t Call::keep_kv() {
     return FR_OK;
 }
 
-void Call::gate(const float* x, float* out, int32_t rows, int32_t F, int32_t activation) {
-    by_rows(rows, F, [&](int32_t row0, int32_t row1) { k_.gate(x, out, F, activation, row0, row1); });
-}
-
 // Softmax over the experts, the top_k of them in ascending order, ties to the lower index.
 void Call::route(const float* logits, int32_t E, int32_t top_k, bool normalize, int32_t* experts, float* weights) {
     std::vector<int32_t> order(static_cast<size_t>(E));
@@ -396,7 +470,7 @@ void Call::moe() {
         float* value = c_.moe_out.room<float>(size_t(count) * H);
         for (int32_t n = 0; n < count; ++n) memcpy(in + int64_t(n) * H, x + int64_t(c_.picked[size_t(n)].first) * H, size_t(H) * 4);
         product(in, experts[e], nullptr, wide, count, H, 2 * F, i(7));
-        gate(wide, gated, count, F, activation);
+        by_rows(count, F, [&](int32_t a, int32_t b) { k_.gate(wide, gated, F, activation, a, b); });
         product(gated, experts[E + e], nullptr, value, count, F, H, i(7));
         for (int32_t n = 0; n < count; ++n) {
             float* to = out + int64_t(c_.picked[size_t(n)].first) * H;
@@ -441,9 +515,9 @@ void Call::choose() {
     const int32_t K = i(0), N = i(1), count = (N + PICK_PART - 1) / PICK_PART, threads = c_.pool.threads();
     Part* parts = c_.parts.room<Part>(size_t(CHOOSE_ROWS) * size_t(count));
     for (int32_t row0 = 0; row0 < rows_; row0 += CHOOSE_ROWS) {
-        Product p{};
-        p.w = t<void>(1), p.x = t(0) + int64_t(row0) * K, p.K = K, p.N = N, p.rows = std::min(CHOOSE_ROWS, rows_ - row0), p.format = Format(i(2));
-        pack(p);
+        Product p = plan(t(0) + int64_t(row0) * K, t<void>(1), nullptr, nullptr, std::min(CHOOSE_ROWS, rows_ - row0), K, N, i(2));
+        prepare(p);
+        by_parts(p.tiles, int64_t(p.rows) * K > 2 * WORTH_SHARING, [&](int32_t tile0, int32_t tile1) { k_.pack_rows(p, tile0, tile1); });
         auto task = [&](int32_t at, int32_t thread) {
             float* scores = c_.scratch[size_t(thread)].room<float>(size_t(CHOOSE_ROWS + 1) * PICK_PART);
             float* noise = scores + CHOOSE_ROWS * PICK_PART;
@@ -481,20 +555,16 @@ int32_t Call::run() {
         case FR_TAKE:
             take(t(0), t<int32_t>(1), t(2), i(0));
             return FR_OK;
-        case FR_NORM:
-            by_rows(rows_, i(0), [&](int32_t a, int32_t b) { k_.norm(t(0), t(1), t(2), i(0), f(0), a, b); });
-            return FR_OK;
-        case FR_ADD:
-        case FR_ADD_NORM: {
-            const bool norm = op_.code == FR_ADD_NORM;
+        case FR_ADD: {
             const int64_t H = i(0);
-            float* total = t(norm ? 4 : 2);
-            by_rows(rows_, H, [&](int32_t a, int32_t b) {
-                k_.add(t(0) + a * H, t(1) + a * H, total + a * H, (b - a) * H, f(norm ? 1 : 0));
-                if (norm) k_.norm(total, t(2), t(3), i(0), f(0), a, b);
-            });
+            by_rows(rows_, H, [&](int32_t a, int32_t b) { k_.add(t(0) + a * H, t(1) + a * H, t(2) + a * H, (b - a) * H, f(0)); });
             return FR_OK;
         }
+        case FR_NORM:
+        case FR_ADD_NORM:
+        case FR_GATE:
+            by_rows(rows_, i(0), [&](int32_t a, int32_t b) { make_rows(a, b); });
+            return FR_OK;
         case FR_MATMUL:
             product(t(0), t<void>(1), t(2), t(3), rows_, i(0), i(1), i(2));
             return FR_OK;
@@ -506,9 +576,6 @@ int32_t Call::run() {
             return attention();
         case FR_KEEP_KV:
             return keep_kv();
-        case FR_GATE:
-            gate(t(0), t(1), rows_, i(0), i(1));
-            return FR_OK;
         case FR_MOE:
             moe();
             return FR_OK;
@@ -537,13 +604,17 @@ int32_t Call::run() {
     }
 }
 
-int32_t Call::run(int32_t left, int32_t& done) {
-    done = 1;
-    if (op_.code == FR_MATMUL && left > 2 && makes_heads()) {
-        done = 3;
-        return make_heads();
+int32_t Call::run(int32_t& done) {
+    if (feeds()) {
+        Call next = later(1);
+        next.maker_ = this;
+        const int32_t status = next.run(done);
+        ++done;
+        return status;
     }
-    return run();
+    const bool heads = makes_heads();
+    done = heads ? 3 : 1;
+    return heads ? make_heads() : run();
 }
 
 }  // namespace
@@ -582,7 +653,7 @@ FR_EXPORT int32_t fr_run(fr_context* context, const fr_op* ops, int32_t count, v
     const Pool::Watch watch(context->pool);
     try {
         for (int32_t at = 0, done = 0; at < count; at += done)
-            if (const int32_t status = Call(*context, ops[at], table, sizes).run(count - at, done)) return status;
+            if (const int32_t status = Call(*context, ops + at, count - at, table, sizes).run(done)) return status;
     } catch (const std::bad_alloc&) {
         return FR_MEMORY;
     }

@@ -53,11 +53,12 @@ class TestCpu(Contract):
 def work(backend: Backend) -> list[torch.Tensor]:
     """Results of ops that are large enough to be shared between threads."""
     case, exact = (make_case(backend, PARTS, SPEC, kind, 5) for kind in (torch.bfloat16, torch.float32))
-    x = random(1, 200, 192)
+    x, tall = random(1, 200, 192), random(8, 300, 64)  # tall: rows enough for tasks that have all columns
     results = [backend.ops.attention(case.qkv, case.pool, 1, case.batch, SPEC), backend.ops.noise(3, 4, 70000)]
     for format in ("f32", "bf16", *quant.FORMATS):
         w = backend.pack(random(2, 1000, 192), format)
         results += [backend.ops.matmul(x, w), backend.ops.matmul(x[:3], w), backend.ops.logits(x[:20], w, 0.5, 30.0)]
+        results.append(backend.ops.matmul(tall, backend.pack(random(9, 100, 64), format)))
     results += [
         backend.ops.norm(x, random(3, 192), 1e-5),
         backend.ops.gate(x, "silu"),
@@ -80,7 +81,7 @@ def test_instruction_sets_agree(form: str) -> None:
     """Vectors of 256 and of 512 bits round alike; only dot products of bf16, with weights and with a cache, are another instruction.
     Sums of codes are whole numbers."""
     for index, (wide, narrow) in enumerate(zip(work(native(form, 1)), work(native("avx2", 1)))):
-        if form == "avx512" or index not in (0, 5, 6, 7):
+        if form == "avx512" or index not in (0, 6, 7, 8, 9):
             same(wide, narrow)
 
 

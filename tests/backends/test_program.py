@@ -130,8 +130,8 @@ def test_a_replay_is_the_function(cpu: Backend, runs: list[tuple[list[Segment], 
 
 @dataclasses.dataclass
 class Chain:
-    """A product of heads, their rotation and their entries; a product of gate and up and its activation. `parts`: what a program of the
-    whole may do in one pass."""
+    """A norm, a product of heads, their rotation and their entries; a product of gate and up and its activation; an addition, a norm and a
+    product whose result has the width of what is added: what a program of the whole may do in one pass."""
 
     spec: AttentionSpec
     weight: str
@@ -140,23 +140,26 @@ class Chain:
     inner: int
     bias: bool
 
-    def function(self, backend: Backend, pool: Pool) -> Callable[[Batch], tuple[Tensor, Tensor]]:
+    def function(self, backend: Backend, pool: Pool) -> Callable[[Batch], tuple[Tensor, ...]]:
         ops, spec = backend.ops, self.spec
         width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
         table, norm = random(1, 50, HIDDEN), random(2, HIDDEN)
         qkv, up = (backend.pack(random(seed, rows, HIDDEN) / 5, self.weight) for seed, rows in ((3, width), (4, 2 * self.inner)))
+        down, last = (backend.pack(random(seed, HIDDEN, columns) / 5, self.weight) for seed, columns in ((9, self.inner), (10, HIDDEN)))
         bias = random(5, width) if self.bias else None
         angle = random(6, 400, spec.head_dim // 2)
         cos, sin = angle.cos(), angle.sin()
         of = {"none": (0, 0), "each": (spec.head_dim, spec.head_dim), "all": (spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim)}
         q_norm, k_norm = (random(7 + size % 2, size) if size else None for size in of[self.norms])
 
-        def forward(batch: Batch) -> tuple[Tensor, Tensor]:
-            x = ops.norm(ops.embed(table, batch.tokens), norm, 1e-6)
+        def forward(batch: Batch) -> tuple[Tensor, ...]:
+            residual = ops.embed(table, batch.tokens)
+            x = ops.norm(residual, norm, 1e-6)
             heads = ops.matmul(x, qkv, bias)
             ops.rope(heads, batch.positions, cos, sin, spec, q_norm, k_norm, 1e-6)
             ops.write_kv(heads, pool, 1, batch.slots, spec)
-            return heads, ops.gate(ops.matmul(x, up), "silu")
+            x, residual = ops.add_norm(ops.matmul(ops.gate(ops.matmul(x, up), "silu"), down), residual, norm, 1e-6)
+            return heads, residual, ops.matmul(x, last)
 
         return forward
 
