@@ -92,9 +92,9 @@ class Feed(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StepPlan(Message, frozen=True, array_like=True, tag="plan"):
-    """One step. `budget`: guessed nodes in all; `price`: survival below which a node is not worth its cost (λ). Where there are tolls they
-    decide instead: n + 1 nodes are kept only if together they bring `toll[n]` tokens, each less `entry_price` for every position of its
-    row; or that times `discount` where none would be kept otherwise."""
+    """One step. `budget`: guessed nodes in all; `price`: survival below which no node is worth its cost. Where there are tolls they
+    decide about the rest: n + 1 nodes are kept only if together they bring `toll[n]` tokens, each less `entry_price` for every position of
+    its row; or that times `discount` where none would be kept otherwise."""
 
     step: int
     admit: list[Admit] = []

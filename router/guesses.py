@@ -15,9 +15,9 @@ from forerun.router.request import Sequence
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Allowance:
-    """`guess[i]`: most guessed nodes of sequence i. `total`: nodes of the step in all. `price`: survival below which a node is not worth
-    its cost, roughly; exactly it is `toll[n]`, the tokens that n + 1 guesses must bring together, and `entry_price`, what a node must
-    bring on top for each position that it attends to. Without tolls guesses are free."""
+    """`guess[i]`: most guessed nodes of sequence i. `total`: nodes of the step in all. `price`: survival below which no node is worth its
+    cost, whatever the others are. Which ones are, `toll[n]` decides, the tokens that n + 1 guesses must bring together, and `entry_price`,
+    what a node must bring on top for each position that it attends to. Without tolls guesses are free."""
 
     guess: list[int]
     total: int
@@ -69,13 +69,13 @@ class Guard:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a controller thinks, for metrics and people. `budget`, `asked`, `price`: nodes, sequences and λ of the last step that had
-    guesses. `guessing`: whether the last step might have some. `gain`: tokens a second over those of plain decoding, as expected.
-    `expected_seconds`, `measured_seconds`, `surprise`: of the last step without prompts, and their ratio as steps have it. `drift`: how
-    much slower (> 1) the machine is than when it was profiled. `guards`: by least number of sequences. `costs`: (rows, seconds by the
-    profile, seconds now) of plain steps of one sequence without context; `contexts` as in the profile. `jump`: how much longer steps with
-    guesses take than their rows say. `drafting[n]`: seconds of drafting for n sequences. `honesty`: guesses
-    that hold for each that the worker expects to. `earned`: mean accepted guesses of an ask."""
+    """What a controller thinks, for metrics and people. `budget`, `asked`, `price`: nodes, sequences and λ (of a node, on average) of the
+    last step that had guesses. `guessing`: whether the last step might have some. `gain`: tokens a second over those of plain decoding, as
+    expected. `expected_seconds`, `measured_seconds`, `surprise`: of the last step without prompts, and their ratio as steps have it.
+    `drift`: how much slower (> 1) the machine is than when it was profiled. `guards`: by least number of sequences. `costs`: (rows, seconds
+    by the profile, seconds now) of plain steps of one sequence without context; `contexts` as in the profile. `jump`: how much longer steps
+    with guesses take than their rows say. `drafting[n]`: seconds of drafting for n sequences. `honesty`: guesses that hold for each that
+    the worker expects to. `earned`: mean accepted guesses of an ask."""
 
     controller: str
     guessing: bool = False

@@ -58,7 +58,7 @@ class Bench:
     def step(self, guess: int = NODES) -> float:
         """Seconds of drafting for all rows."""
         shares = [Share(row, 1, guess, Draft.none(), []) for row in self._rows]
-        plan = StepPlan(0, budget=128, toll=self._toll, goodput=100.0) if guess else StepPlan(0)
+        plan = StepPlan(0, budget=128, price=self._toll[0], toll=self._toll, goodput=100.0) if guess else StepPlan(0)
         began = time.perf_counter()
         self._speculator.draft(shares, self._table, plan)
         seconds = time.perf_counter() - began

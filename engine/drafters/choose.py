@@ -28,19 +28,26 @@ def survivals(parents: Sequence[int], confidences: Sequence[float]) -> list[floa
 def choose(worth: Sequence[Sequence[float]], toll: Sequence[float], discount: float = 1.0) -> list[list[int]]:
     """`worth[r][i]`: survival of node i of draft r, less what this node costs beyond the others; a child is worth no more than its parent.
     `toll[n]`: what n + 1 nodes have to bring. Returns the nodes of each draft that are kept, ascending, parents included."""
-    if len(worth) == 1:  # a stream that is alone: the same order, without a tuple for each node
-        alone = worth[0]
-        nodes = sorted(range(len(alone)), key=alone.__getitem__, reverse=True)
-        values = [alone[i] for i in nodes[: len(toll)]]
-        return [sorted(nodes[: _most(values, toll, discount)])]
-    order = sorted([(-value, r, i) for r, values in enumerate(worth) for i, value in enumerate(values)])
-    kept: list[list[int]] = [[] for _ in worth]
-    values = [-negative for negative, _, _ in order[: len(toll)]]
-    for _, r, i in order[: _most(values, toll, discount)]:
-        kept[r].append(i)
-    for nodes in kept:
-        nodes.sort()
+    if len(worth) == 1:
+        return [_best(worth[0], toll, discount)]
+    chosen = _best([value for values in worth for value in values], toll, discount)
+    kept: list[list[int]] = []
+    first = at = 0
+    for values in worth:
+        last = first + len(values)
+        nodes: list[int] = []
+        while at < len(chosen) and chosen[at] < last:
+            nodes.append(chosen[at] - first)
+            at += 1
+        kept.append(nodes)
+        first = last
     return kept
+
+
+def _best(worth: Sequence[float], toll: Sequence[float], discount: float) -> list[int]:
+    """The nodes that are kept of all there are, ascending."""
+    order = sorted(range(len(worth)), key=worth.__getitem__, reverse=True)
+    return sorted(order[: _most([worth[i] for i in order[: len(toll)]], toll, discount)])
 
 
 def _most(values: Sequence[float], toll: Sequence[float], discount: float) -> int:
@@ -62,8 +69,14 @@ def _count(values: Sequence[float], toll: Sequence[float], discount: float) -> i
 
 def keep(draft: Draft, nodes: Sequence[int]) -> Draft:
     """The part of a draft with these nodes; each comes behind its parent, which is one of them."""
-    if len(nodes) == draft.count:
+    count = len(nodes)
+    if count == draft.count:
         return draft
+    if not count:
+        return Draft.none()
+    if nodes[-1] == count - 1:  # the first ones, as of a draft whose likeliest nodes come first: nothing moves
+        token, parent, confidence, probe = draft.token[:count], draft.parent[:count], draft.confidence[:count], draft.probe[:count]
+        return Draft(token, parent, confidence, probe, draft.source[:count])
     place = {node: at for at, node in enumerate(nodes)}
     parents = [draft.parent[node] for node in nodes]
     return Draft(

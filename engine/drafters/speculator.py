@@ -8,7 +8,6 @@ request: the rows of that call go cold, and after enough failures it is not call
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import sub
 
 from forerun.engine import grammar, rejection
 from forerun.engine.drafters.choose import choose, keep
@@ -53,40 +52,44 @@ class Speculator:
     def draft(self, shares: Sequence[Share], table: Table, plan: StepPlan) -> None:
         """Set the draft of every share that may guess. Where the plan has tolls, all drafts compete for it; otherwise they take of its
         budget in turn."""
+        if self.failures.enough:
+            return
         asked: list[Share] = []
         rooms: list[Room] = []
-        budget, price = (0, 0.0) if plan.toll else (min(plan.budget, self._step_nodes), plan.price)
+        tolls = bool(plan.toll)
+        budget, price = (self._nodes, 0.0) if tolls else (min(plan.budget, self._step_nodes), plan.price)
         for share in shares:
-            if not share.guess:
-                continue
-            most = share.guess if plan.toll else min(share.guess, budget)
-            room = self._room(share, most, table.reach(share.row.number), price)
-            if room.nodes > 0 and room.depth > 0 and share.ends and self._can_be_asked(share.row):
-                asked.append(share)
-                rooms.append(room)
-                budget -= room.nodes
-        if not asked or self.failures.enough:
+            if share.guess and self._can_be_asked(share):
+                room = self._room(share, min(share.guess, budget), table.reach(share.row.number), price)
+                if room.nodes > 0 and room.depth > 0:
+                    asked.append(share)
+                    rooms.append(room)
+                    budget -= 0 if tolls else room.nodes
+        if not asked:
             return
         rows = [share.row for share in asked]
         try:
             if self.needs.lazy:
                 self._catch_up(rows)
-            drafts = self._drafter.propose([row.number for row in rows], [room.nodes for room in rooms], _terms(plan))
+            terms = Terms(plan.price, plan.goodput)
+            drafts = self._drafter.propose([row.number for row in rows], [room.nodes for room in rooms], terms)
             fitting = [self._fit(draft, room) for draft, room in zip(drafts, rooms, strict=True)]
             for share, draft in zip(asked, grammar.along(asked, fitting, rooms), strict=True):
                 share.draft = draft
-            if plan.toll:
+            if tolls:
                 self._choose([share for share in asked if not share.draft.law], plan)
         except Exception as error:
             self._fail("propose", rows, error)
             for share in asked:
                 share.draft = Draft.none()
 
-    def _can_be_asked(self, row: Row) -> bool:
-        """A drafter must have been told of all before the root: a lazy one will be, one that hears all has been, with features. There must
-        be a token before the root."""
-        told = self.needs.lazy or row.heard == len(row.tokens) - 1
-        return told and not row.cold and len(row.tokens) > 1
+    def _can_be_asked(self, share: Share) -> bool:
+        """A token must be due. A drafter must have been told of all before the root: a lazy one will be, one that hears all has been, with
+        features. There must be a token before the root."""
+        row = share.row
+        known = len(row.tokens)
+        told = self.needs.lazy or row.heard == known - 1
+        return told and row.computed + share.known == known > 1 and not row.cold
 
     def _choose(self, shares: Sequence[Share], plan: StepPlan) -> None:
         """Leave of all drafts what is worth its toll."""
@@ -105,8 +108,10 @@ class Speculator:
             worth.append(values)
         if not any(worth):
             return
-        for share, values, nodes in zip(shares, survival, choose(worth, plan.toll[: self._step_nodes], plan.discount)):
-            share.expected = sum(values[node] for node in nodes if not share.draft.probe[node])
+        toll = plan.toll[: min(plan.budget, self._step_nodes)]
+        for share, values, nodes in zip(shares, survival, choose(worth, toll, plan.discount)):
+            probe = share.draft.probe
+            share.expected = sum([values[node] for node in nodes if not probe[node]])
             share.draft = keep(share.draft, nodes)
 
     def absorb(self, commit: Commit, rows: Sequence[Row]) -> None:
@@ -152,10 +157,9 @@ class Speculator:
     def _room(self, share: Share, nodes: int, reach: int, price: float) -> Room:
         """Guesses need a slot each; the deepest useful one stands before the last token that may be generated, and on a position that
         the model has."""
-        row = share.row
-        end = row.computed + share.known
-        depth = min(row.params.max_new_tokens - row.generated - 1, self._longest - end)
-        return Room(min(nodes, self._nodes, reach - end), depth, self._vocab, price)
+        params, known = share.row.params, len(share.row.tokens)
+        last = min(params.prompt_tokens + params.max_new_tokens, self._longest + 1)
+        return Room(min(nodes, self._nodes, reach - known), last - known - 1, self._vocab, price)
 
     def _catch_up(self, rows: Sequence[Row]) -> None:
         """Tell a lazy drafter all that became true since it last heard of these rows, up to the root, which it learns as `next`."""
@@ -178,10 +182,3 @@ class Speculator:
             row.cold = True
         if self.failures.enough:
             self._drafter = Silent()  # and what it held goes with it
-
-
-def _terms(plan: StepPlan) -> Terms:
-    """No node is kept whose survival is below the least that any further node costs."""
-    toll = plan.toll
-    least = min(map(sub, toll[1:], toll), default=toll[0]) * min(1.0, plan.discount) if toll else plan.price
-    return Terms(max(0.0, least) / max(plan.weights.values(), default=1.0), plan.goodput)

@@ -80,6 +80,8 @@ class Price:
         self._prompts = 0
         """prompt tokens of the last step: there may be as many in the next"""
         self._last = Allowance([], 0)
+        self._lambda = 0.0
+        """what a node of the last step that had guesses cost on average"""
         self._gain = 1.0
         self._expected = self._measured = 0.0
 
@@ -156,7 +158,7 @@ class Price:
             guessing=self._plain_round != self._round,
             budget=last.total,
             asked=asked,
-            price=last.price,
+            price=self._lambda,
             gain=self._gain,
             expected_seconds=self._expected,
             measured_seconds=self._measured,
@@ -198,7 +200,9 @@ class Price:
         if not total:
             return None
         discount = min(1.0, 1 / self._gain)
-        self._last = Allowance(guess, total, charged.price(nodes), charged.toll[:total], charged.entry, discount, goodput, weighed)
+        self._lambda = charged.price(nodes)
+        least = charged.least * discount / max(weighed, default=1.0)
+        self._last = Allowance(guess, total, least, charged.toll[:total], charged.entry, discount, goodput, weighed)
         return self._last
 
     def _weigh(self, sequences: list[Sequence], known: list[Yield]) -> list[float]:

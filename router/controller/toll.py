@@ -11,6 +11,7 @@ is the price λ of a node: nothing where rows are free, one when roots alone fil
 from __future__ import annotations
 
 import dataclasses
+from operator import sub
 
 FLOOR = 0.004
 """Tokens that every node costs at least: handling it is never quite free, and a guess this unlikely helps nobody."""
@@ -26,6 +27,12 @@ class Tolls:
 
     toll: list[float]
     entry: float
+
+    @property
+    def least(self) -> float:
+        """The least that any node costs, whichever it is of the step's: survival below which none is kept."""
+        toll = self.toll
+        return min(toll[0], min(map(sub, toll[1:], toll), default=1.0)) if toll else 1.0
 
     def price(self, nodes: float) -> float:
         """Tokens a node costs when a step has about so many, context left aside."""

@@ -151,7 +151,7 @@ def test_budget_and_price_bound_the_nodes() -> None:
         assert sequence.drafted == depth
 
 
-def chosen(weights: dict[int, float], toll: list[float]) -> list[int]:
+def chosen(weights: dict[int, float], toll: list[float], budget: int = 8) -> list[int]:
     """How many nodes two rows with the same draft keep, of a chain in which each guess holds half of the time."""
 
     class Even(Faulty):
@@ -165,7 +165,7 @@ def chosen(weights: dict[int, float], toll: list[float]) -> list[int]:
         table.grant(number, range(4 * number, 4 * number + 4))
         shares.append(Share(Row.open(number, params, [1, 2, 3], 2), 1, 4, Draft.none(), []))
     speculator = Speculator(Even(""), VOCAB, 64, 8, 16)
-    speculator.draft(shares, table, StepPlan(1, budget=8, toll=toll, weights=weights))
+    speculator.draft(shares, table, StepPlan(1, budget=budget, toll=toll, weights=weights))
     return [share.draft.count for share in shares]
 
 
@@ -178,3 +178,10 @@ def test_where_weights_differ_the_urgent_row_gets_the_guesses() -> None:
     assert first > alike[0] > second or (first > second == 0 and alike[0] <= 1)
     assert chosen({0: 0.25, 1: 4.0}, dear) == [second, first]
     assert chosen({0: 4.0}, dear)[1] == alike[1], "a row that has none weighs one"
+
+
+def test_a_budget_bounds_also_what_is_worth_its_toll() -> None:
+    """Beside prompts a step has room for few guesses, whatever they would bring."""
+    cheap = [0.001 * (n + 1) for n in range(8)]
+    assert chosen({}, cheap) == [4, 4]
+    assert [sum(chosen({}, cheap, budget)) for budget in (5, 1, 0)] == [5, 1, 0]
