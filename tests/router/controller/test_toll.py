@@ -16,6 +16,16 @@ def test_every_guess_costs_the_floor_at_least_and_what_cannot_pay_is_not_offered
         assert toll[-1] - (toll[-2] if len(toll) > 1 else 0.0) < 1.0
 
 
+@given(st.lists(st.floats(0.0, 0.01), min_size=1, max_size=40), st.floats(1.0, 200.0), st.data())
+def test_no_node_below_the_least_price_is_worth_its_toll(climb: list[float], goodput: float, data: st.DataObject) -> None:
+    """Whatever the other nodes are: one that brings less than any step of the stair costs makes every choice poorer."""
+    charged = tolls(sorted(climb), goodput, 0.0)
+    if charged.toll:
+        place = data.draw(st.integers(0, len(charged.toll) - 1))
+        rise = charged.toll[place] - (charged.toll[place - 1] if place else 0.0)
+        assert charged.least <= rise + 1e-12
+
+
 def test_the_price_is_what_a_node_costs_on_average() -> None:
     charged = tolls([0.001 * (n + 1) for n in range(8)], 100.0, 1e-6)
     assert charged.price(4) == pytest.approx(0.1)
