@@ -5,6 +5,7 @@ A request is a path, a body and the way it goes over the socket. Knows what is h
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 from collections.abc import Callable
@@ -67,7 +68,8 @@ STOPS = ["x" * 100_000, "\ud800", "", "\x00", "hello" * 50]
 @dataclass(frozen=True, slots=True)
 class Hostile:
     """`manner`: `plain`; `slow` = in small pieces with pauses; `half` = the sending side is closed behind the body; `cut` = the
-    connection ends in the middle of the body; `gone` = right behind it; `unread` = nothing of the answer is read."""
+    connection ends in the middle of the body; `gone` = right behind it; `unread` = nothing of the answer is read; `chunked`, `zipped` = so
+    it is encoded; `asked` = the server is to say that it wants the body, which comes anyway."""
 
     number: int
     kind: str
@@ -75,11 +77,21 @@ class Hostile:
     body: bytes
     manner: str = "plain"
 
-    def head(self) -> bytes:
-        return (
-            f"POST {self.path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(self.body)}\r\n"
-            "Connection: close\r\n\r\n"
-        ).encode()
+    def wire(self) -> bytes:
+        """What goes over the socket."""
+        body, more = self.body, ""
+        if self.manner == "zipped":
+            body, more = gzip.compress(body, 1), "Content-Encoding: gzip\r\n"
+        elif self.manner == "asked":
+            more = "Expect: 100-continue\r\n"
+        if self.manner == "chunked":
+            pieces = [body[at : at + 1000] for at in range(0, len(body), 1000)]
+            body = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in [*pieces, b""])
+            more = "Transfer-Encoding: chunked\r\n"
+        else:
+            more += f"Content-Length: {len(body)}\r\n"
+        head = f"POST {self.path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{more}Connection: close\r\n\r\n"
+        return head.encode() + body
 
 
 def request(seed: int, number: int) -> Hostile:
@@ -87,7 +99,7 @@ def request(seed: int, number: int) -> Hostile:
     dice = random.Random(f"{seed}.{number}")
     kind, make = dice.choice(list(MAKERS.items()))
     path, body = make(dice)
-    manner = dice.choice(["plain"] * 12 + ["slow", "half", "cut", "gone", "unread"])
+    manner = dice.choice(["plain"] * 12 + ["slow", "half", "cut", "gone", "unread", "chunked", "zipped", "asked"])
     return Hostile(number, kind, path, body if isinstance(body, bytes) else encoded(body), manner)
 
 

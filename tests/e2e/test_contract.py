@@ -21,6 +21,11 @@ from tests.e2e.server import Server
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 PROGRAM = Path(sys.executable).with_name("schemathesis")
 EVENTS = "text/event-stream"
+GOOD = ["2xx", "3xx", "4xx"]
+DEADLINE = 504
+"""what a request is answered that sets `deadline_ms` to 1; the document says so"""
+PATIENT_SECONDS = 300
+"""for an answer, in the long run: the machine may have other things to do meanwhile"""
 FRAME = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
 SAID = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, "logprobs": True, "stream_options": {"include_usage": True}}
 STREAMS: dict[str, dict[str, Any]] = {
@@ -44,6 +49,7 @@ def run(server: Server, folder: Path, *options: str, seconds: float) -> None:
             if EVENTS in (content := operation["responses"]["200"].get("content", {})):
                 content[EVENTS] = {"schema": FRAME}
     (folder / "openapi.json").write_text(json.dumps(made))
+    (folder / "schemathesis.toml").write_text(f"[checks.not_a_server_error]\nexpected-statuses = {[*GOOD, DEADLINE]}\n")
     command = [str(PROGRAM), "run", str(folder / "openapi.json"), "--url", server.url, "--checks", CHECKS, "--seed", "1", "--no-color"]
     done = subprocess.run(
         [*command, "--warnings", "off", "--exclude-path-regex", "^/debug|^/metrics", *options],
@@ -61,9 +67,10 @@ def test_a_few_requests_keep_to_the_document(echo: Server, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(2000)
+@pytest.mark.timeout(7200)
 def test_many_requests_keep_to_the_document(echo: Server, tmp_path: Path) -> None:
-    run(echo, tmp_path, "--phases", "examples,coverage,fuzzing", "--max-examples", "200", seconds=1900)
+    patient = ("--request-timeout", str(PATIENT_SECONDS))
+    run(echo, tmp_path, "--phases", "examples,coverage,fuzzing", "--max-examples", "200", *patient, seconds=7000)
 
 
 @pytest.mark.parametrize("path", STREAMS)

@@ -44,6 +44,13 @@ def openai_chat(url: str) -> Iterator[Any]:
         yield from stream
 
 
+def openai_several(url: str) -> Iterator[Any]:
+    asked = openai.OpenAI(base_url=f"{url}/v1", api_key="-")
+    likely: dict[str, Any] = {"logprobs": True, "top_logprobs": 2, "stream_options": {"include_usage": True}}
+    with asked.chat.completions.create(model="tgi", messages=SAID, n=3, max_tokens=FOR_EVER, stream=True, **likely) as stream:  # type: ignore[call-overload]
+        yield from stream
+
+
 def openai_text(url: str) -> Iterator[Any]:
     asked = openai.OpenAI(base_url=f"{url}/v1", api_key="-")
     with asked.completions.create(model="tgi", prompt=["hello", "the"], max_tokens=FOR_EVER, stream=True) as stream:
@@ -80,7 +87,7 @@ def freed(server: Server, before: float) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("streaming", [text_generation_client, hub_text, hub_chat, openai_chat, openai_text])
+@pytest.mark.parametrize("streaming", [text_generation_client, hub_text, hub_chat, openai_chat, openai_several, openai_text])
 def test_a_closed_stream_frees_its_row(endless: Server, streaming: Callable[[str], Iterator[Any]]) -> None:
     before = dropped(endless)
     stream = streaming(endless.url)
