@@ -22,13 +22,15 @@ from torch import Tensor
 
 GROUP = 32
 """Weights along K that share a scale."""
+SPAN = 512
+"""Activations along K that share one: as many as can meet codes of 8 bits, their sum still in 32."""
 
 FORMATS = ("int8", "int8-groups", "int4", "int4-symmetric")
 
 LARGEST = 32767
 """Of the whole numbers that activations are rounded to."""
 SMALLEST = 1e-30
-"""A group of activations, or an entry of a KV cache, whose largest value is below counts as zeros."""
+"""A span of activations, or an entry of a KV cache, whose largest value is below counts as zeros."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -124,14 +126,15 @@ def grouped(format: str, codes: Tensor, scales: Tensor, minima: Tensor | None = 
 
 
 def round_rows(x: Tensor) -> Tensor:
-    """What a product with codes sees of its activations, float32 [n, K]: each group of 32 as multiples of its largest value / 32767, which
-    is never coarser than bfloat16 for that value. A group that holds a NaN or an infinity is NaN."""
+    """What a product with codes sees of its activations, float32 [n, K]: each span of 512 as multiples of its largest value / 32767. Small
+    values beside large ones lose digits that bfloat16 would keep, but all of a span together less than the large ones lose there. A span
+    that holds a NaN or an infinity is NaN."""
     width = x.shape[1]
-    groups = F.pad(x, (0, -width % GROUP)).view(x.shape[0], -(-width // GROUP), GROUP)
-    peak = groups.abs().amax(2, keepdim=True)
+    spans = F.pad(x, (0, -width % SPAN)).view(x.shape[0], -(-width // SPAN), SPAN)
+    peak = spans.abs().amax(2, keepdim=True)
     inverse = torch.where(peak > SMALLEST, LARGEST / peak, 0.0)
     step = torch.where(peak > SMALLEST, peak / LARGEST, 0.0)
-    rounded = (groups * inverse).round() * step
+    rounded = (spans * inverse).round() * step
     rounded = torch.where(peak.isfinite(), rounded, torch.nan)
     return rounded.flatten(1)[:, :width]
 

@@ -104,7 +104,7 @@ def concat(parts: list[Tensor]) -> Tensor:
 
 
 def matmul(x: Tensor, weight: Tensor | quant.Codes, bias: Tensor | None = None) -> Tensor:
-    """x float32 [n, in], weight [out, in] → float32 [n, out]: x rounded to the weight's type, for codes to 16 bits a group; products
+    """x float32 [n, in], weight [out, in] → float32 [n, out]: x rounded to the weight's type, for codes to 16 bits a span; products
     summed in float32. One matrix-vector product a row, so that a row's sum never depends on how many rows there are."""
     if torch.is_tensor(weight):
         rounded, matrix = x.to(weight.dtype).float(), weight.float()

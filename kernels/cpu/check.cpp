@@ -103,7 +103,8 @@ Job product() {
 // Weights of 8 and 4 bits (quant.h): codes of any value, scales and minima between ±1/8 and ±1/4.
 Job codes() {
     Job job;
-    const int format = draw(2, 5), n = draw(1, 60), K = draw(1, 300), N = draw(1, 150), panels = (N + 31) / 32, groups = (K + 31) / 32;
+    const int K = draw(0, 4) ? draw(1, 300) : draw(480, 1100), groups = (K + 31) / 32;
+    const int format = draw(2, 5), n = draw(1, 60), N = draw(1, 150), panels = (N + 31) / 32;
     const int bytes = format < 4 ? 1024 : 512, scales = format == 2 ? 0 : format == 4 ? 64 : 32;
     std::vector<uint8_t> packed;
     for (int panel = 0; panel < panels; ++panel) {

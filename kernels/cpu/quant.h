@@ -1,10 +1,12 @@
 // Products with weights of 8 or 4 bits.
 //
 // Weights come in groups of 32 along K: w = unit[column] · (scale[group, column] · code + minimum[group, column]). A row of activations is
-// rounded to 16 bits group by group, x ≈ step · q with |q| ≤ 32767 reaching the group's largest value: finer than bf16. The products of codes
-// and q are then whole numbers, and so is their sum over a group, exactly, in any order and on any machine:
+// rounded to 16 bits span by span of 512: x ≈ step · q with |q| ≤ 32767 reaching the span's largest value. The products of codes and q are
+// then whole numbers, and so is their sum, exactly, in any order and on any machine:
 //
-//   y = unit · Σ over groups, in order, in float:   fma(Σ code·q, scale·step, …),   then fma(minimum, step·Σq, …)
+//   y = unit · Σ over spans, in order, in float:   fma(sum of the span, step, …)
+//   sum of a span, one scale a column:   Σ code·q: even 512 · 128 · 32767 fits 32 bits
+//   sum of a span, groups, in order, in float:   fma(Σ code·q, scale, …),   then fma(minimum, Σq, …)
 //
 // So an element of y is one chain again, as in matmul.h, and every instruction set that fuses multiply-add makes the same bits.
 //
@@ -12,15 +14,12 @@
 //   group, 8 bits:         [k/2: 16][column: 32][k%2] signed bytes
 //   group, 4 bits:         [k/8: 4][column: 32][k%2] words of four codes 0 … 15: k/2%4 = 0 in the lowest four bits
 //                          then, by format, 32 scales and 32 minima (f16)
-//   packed rows, a group:  [k/2: 16][row] pairs of q, [row] steps, [row] integers that the sum starts with, [row] step·Σq
-//
-// The integer that a sum starts with is −8·Σq where codes stand for code − 8, else 0.
+//   packed rows (a tile):  groups one after the other, each [k/2: 16][row] pairs of q and [row] what goes with Σq: as float, or where codes
+//                          stand for code − 8 the integer −8·Σq that the sum starts with; then [span][row] steps
 #pragma once
 
+#include "ints.h"
 #include "matmul.h"
-#if defined(FR_NEON)
-#include "neon_ints.h"
-#endif
 
 #define FR_METHOD inline __attribute__((always_inline))
 
@@ -28,113 +27,18 @@ namespace {
 
 constexpr int GROUP = fr::GROUP;
 constexpr int PAIRS = GROUP / 2;
+constexpr int SPAN = 16;             // groups of activations that share a step
+constexpr int LARGEST = 32767;       // of the whole numbers that they are rounded to
+constexpr float SMALLEST = 1e-30f;   // a span whose largest value is below counts as zeros
+static_assert(int64_t(SPAN) * GROUP * 128 * LARGEST < int64_t(1) << 31);
 constexpr int HALF = fr::PANEL / 2;  // columns of a vector
 
-// Up to WHOLE_ROWS rows meet a whole panel at once, more of them one half of it after the other. Registers hold the sums of a group and
-// those over groups of a tile, KEPT vectors each; where there are fewer, memory holds the latter.
+// With a scale a group, up to WHOLE_ROWS rows meet a whole panel at once, more of them one half of it after the other. Registers hold the
+// sums of a group and those over groups of a tile, KEPT vectors each; where there are fewer, memory holds the latter.
 #if defined(__AVX512F__)
 constexpr int KEPT = TILE_ROWS, WHOLE_ROWS = TILE_ROWS / 2;
 #else
 constexpr int KEPT = 2, WHOLE_ROWS = TILE_ROWS;
-#endif
-
-#if defined(__AVX512F__)
-
-typedef int32_t Ints __attribute__((vector_size(64)));  // unlike __m512i it aliases nothing, and arrays of it stay in registers
-struct I { Ints x; };    // sixteen int32, or as many pairs of int16
-
-FR_INLINE I splat(int32_t a) { return {(Ints)_mm512_set1_epi32(a)}; }
-FR_INLINE I dot(I sum, I w, I q) {
-#if defined(__AVX512VNNI__)
-    return {(Ints)_mm512_dpwssd_epi32((__m512i)sum.x, (__m512i)w.x, (__m512i)q.x)};
-#else
-    return {sum.x + (Ints)_mm512_madd_epi16((__m512i)w.x, (__m512i)q.x)};
-#endif
-}
-FR_INLINE I operator+(I a, I b) { return {a.x + b.x}; }
-FR_INLINE V to_float(I a) { return {_mm512_cvtepi32_ps((__m512i)a.x)}; }
-FR_INLINE I load_bytes(const int8_t* p) { return {(Ints)_mm512_cvtepi8_epi16(_mm256_load_si256((const __m256i*)p))}; }
-FR_INLINE I load_words(const uint16_t* p) { return {(Ints)_mm512_load_si512(p)}; }
-template <int AT>
-FR_INLINE I nibbles(I w) {
-    if constexpr (AT == 3) return {(Ints)_mm512_srli_epi16((__m512i)w.x, 12)};
-    return {(Ints)_mm512_and_si512(AT ? _mm512_srli_epi16((__m512i)w.x, 4 * AT) : (__m512i)w.x, _mm512_set1_epi16(15))};
-}
-FR_INLINE V load_half(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_load_si256((const __m256i*)p))}; }
-// The low 16 bits of every lane.
-FR_INLINE void store_low(int16_t* p, V a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_castps_si512(a.x))); }
-
-#elif defined(__AVX2__)
-
-struct I { __m256i lo, hi; };
-
-FR_INLINE I splat(int32_t a) { return {_mm256_set1_epi32(a), _mm256_set1_epi32(a)}; }
-FR_INLINE I dot(I sum, I w, I q) {
-    return {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(w.lo, q.lo)), _mm256_add_epi32(sum.hi, _mm256_madd_epi16(w.hi, q.hi))};
-}
-FR_INLINE I operator+(I a, I b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
-FR_INLINE V to_float(I a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
-FR_INLINE I load_bytes(const int8_t* p) {
-    return {_mm256_cvtepi8_epi16(_mm_load_si128((const __m128i*)p)), _mm256_cvtepi8_epi16(_mm_load_si128((const __m128i*)(p + 16)))};
-}
-FR_INLINE I load_words(const uint16_t* p) { return {_mm256_load_si256((const __m256i*)p), _mm256_load_si256((const __m256i*)(p + 16))}; }
-template <int AT>
-FR_INLINE I nibbles(I w) {
-    const __m256i mask = _mm256_set1_epi16(15);
-    return {_mm256_and_si256(_mm256_srli_epi16(w.lo, 4 * AT), mask), _mm256_and_si256(_mm256_srli_epi16(w.hi, 4 * AT), mask)};
-}
-FR_INLINE __m256 half8(const uint16_t* p) {
-    const __m256i h = _mm256_cvtepu16_epi32(_mm_load_si128((const __m128i*)p));
-    const __m256 size = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_and_si256(h, _mm256_set1_epi32(0x7fff)), 13));
-    const __m256 sign = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_and_si256(h, _mm256_set1_epi32(0x8000)), 16));
-    return _mm256_or_ps(_mm256_mul_ps(size, _mm256_set1_ps(0x1p112f)), sign);
-}
-FR_INLINE V load_half(const uint16_t* p) { return {half8(p), half8(p + 8)}; }
-FR_INLINE void store_low(int16_t* p, V a) {
-    alignas(32) uint32_t bits[LANES];
-    _mm256_store_ps((float*)bits, a.lo), _mm256_store_ps((float*)bits + 8, a.hi);
-    for (int l = 0; l < LANES; ++l) p[l] = int16_t(bits[l]);
-}
-
-#elif !defined(FR_NEON)  // neon_ints.h
-
-struct I { int32_t x[LANES]; };
-
-FR_INLINE I splat(int32_t a) {
-    I r;
-    for (int l = 0; l < LANES; ++l) r.x[l] = a;
-    return r;
-}
-FR_INLINE I dot(I sum, I w, I q) {
-    for (int l = 0; l < LANES; ++l) sum.x[l] += int16_t(w.x[l]) * int16_t(q.x[l]) + (w.x[l] >> 16) * (q.x[l] >> 16);
-    return sum;
-}
-FR_INLINE I operator+(I a, I b) {
-    for (int l = 0; l < LANES; ++l) a.x[l] += b.x[l];
-    return a;
-}
-FR_INLINE V to_float(I a) { FR_EACH(float(a.x[l])); }
-FR_INLINE I load_bytes(const int8_t* p) {
-    I r;
-    for (int l = 0; l < LANES; ++l) r.x[l] = int32_t(uint32_t(uint16_t(p[2 * l])) | uint32_t(p[2 * l + 1]) << 16);
-    return r;
-}
-FR_INLINE I load_words(const uint16_t* p) {
-    I r;
-    for (int l = 0; l < LANES; ++l) r.x[l] = int32_t(uint32_t(p[2 * l]) | uint32_t(p[2 * l + 1]) << 16);
-    return r;
-}
-template <int AT>
-FR_INLINE I nibbles(I w) {
-    for (int l = 0; l < LANES; ++l) w.x[l] = int32_t(uint32_t(w.x[l]) >> (4 * AT) & 0x000f000fu);
-    return w;
-}
-// Finite numbers only, as scales are; a subnormal becomes exact through the multiplication.
-FR_INLINE V load_half(const uint16_t* p) { FR_EACH(float_of(bits_of(float_of(uint32_t(p[l] & 0x7fff) << 13) * 0x1p112f) | uint32_t(p[l] & 0x8000) << 16)); }
-FR_INLINE void store_low(int16_t* p, V a) {
-    for (int l = 0; l < LANES; ++l) p[l] = int16_t(bits_of(a.x[l]));
-}
-
 #endif
 
 // With few rows a chain of sixteen additions would be waited for: whole numbers may be added in several, as the order is free.
@@ -145,15 +49,35 @@ constexpr int chains(int) { return 1; }
 constexpr int chains(int M) { return M == 1 ? 4 : M <= 3 ? 2 : 1; }
 #endif
 
-// Sums of a group, M rows by 32 columns, in g[row + M · chain]: what the two widths of codes do differently.
+// Codes that a tile asks for on its way, so many bytes a group, a line a pair: all at once they would keep its own loads waiting.
+struct Fetch {
+    const uint8_t* at;
+    int64_t step;
+    FR_METHOD void pair(int i) const {
+        if (i * 64 < step) __builtin_prefetch(at + i * 64, 0, 2);
+    }
+    FR_METHOD void next_group() {
+        for (int64_t more = PAIRS * 64; more < step; more += 64) __builtin_prefetch(at + more, 0, 2);
+        at += step;
+    }
+};
+
+struct NoFetch {
+    FR_METHOD void pair(int) const {}
+    FR_METHOD void next_group() {}
+};
+
+// Sums of a group, M rows by N vectors, in g[row + M · chain]: what the two widths of codes do differently.
 struct Bytes {
     static constexpr int CODES = GROUP * fr::PANEL;
-    template <int M, int N, int C>
-    FR_INLINE void sum(I (&g)[M * C][N], const uint8_t* codes, const int32_t* q) {
+    static constexpr int HALF_CODES = fr::PANEL;  // bytes to the codes of the second half
+    template <int M, int N, int C, class F>
+    FR_INLINE void sum(I (&g)[M * C][N], const uint8_t* codes, const int32_t* q, const F& fetch) {
         for (int pairs = 0; pairs < PAIRS; pairs += C)
             for (int c = 0; c < C; ++c) {
                 const int pair = pairs + c;
                 const int8_t* at = (const int8_t*)codes + pair * 2 * fr::PANEL;
+                fetch.pair(pair);
                 I w[N];
                 for (int j = 0; j < N; ++j) w[j] = load_bytes(at + j * fr::PANEL);
                 FR_UNROLL
@@ -163,7 +87,6 @@ struct Bytes {
                 }
             }
     }
-    static constexpr int HALF_CODES = fr::PANEL;  // bytes to the codes of the second half
 };
 
 struct Nibbles {
@@ -179,10 +102,11 @@ struct Nibbles {
             for (int j = 0; j < N; ++j) g[m + M * (AT % C)][j] = dot(g[m + M * (AT % C)][j], w[j], x);
         }
     }
-    template <int M, int N, int C>
-    FR_INLINE void sum(I (&g)[M * C][N], const uint8_t* codes, const int32_t* q) {
+    template <int M, int N, int C, class F>
+    FR_INLINE void sum(I (&g)[M * C][N], const uint8_t* codes, const int32_t* q, const F& fetch) {
         for (int octet = 0; octet < PAIRS / 4; ++octet) {
             const uint16_t* at = (const uint16_t*)codes + octet * 2 * fr::PANEL;
+            for (int i = 0; i < 4; ++i) fetch.pair(4 * octet + i);
             I words[N];
             for (int j = 0; j < N; ++j) words[j] = load_words(at + j * fr::PANEL);
             plane<0, M, N, C>(g, words, q + 4 * octet * M);
@@ -199,10 +123,11 @@ FR_INLINE int group_bytes(fr::Format format) {
     return codes + 2 * fr::PANEL * (int(format != fr::INT8) + int(format == fr::INT4));
 }
 
-constexpr int ROW_WORDS = PAIRS + 3;  // of a packed row, a group
+constexpr int ROW_WORDS = PAIRS + 1;  // of a packed row, a group
+FR_INLINE int64_t row_words(int groups) { return int64_t(groups) * ROW_WORDS + (groups + SPAN - 1) / SPAN; }
 
-// Sums over groups, M rows by N vectors: in registers, or where a group's sums need them all, in memory meanwhile.
-template <int M, int N, bool IN_REGISTERS = (M * N <= KEPT)>
+// Sums of M rows by N vectors: in registers, or where others need them all, in memory meanwhile.
+template <int M, int N, bool IN_REGISTERS>
 struct Sums {
     V at[M][N];
     FR_METHOD V get(int m, int j) { return at[m][j]; }
@@ -215,118 +140,203 @@ struct Sums<M, N, false> {
     alignas(64) float at[M][N][LANES];
     FR_METHOD V get(int m, int j) { return load(at[m][j]); }
     FR_METHOD void put(int m, int j, V value) { store(at[m][j], value); }
-    FR_METHOD void leave() { asm volatile("" : : "r"(at) : "memory"); }  // lest the compiler carries them through the group
+    FR_METHOD void leave() { asm volatile("" : : "r"(at) : "memory"); }  // lest the compiler carries them along
 };
 
-// M rows by a panel or (N = 1) the half of one, `t.steps` groups. w: codes of the first column; units, scales: of that column.
-template <class Codes, int M, int N, bool SCALES, bool MINIMA>
-void group_tile(const Tile& t, int bytes, const uint8_t* w, const uint16_t* scale, const int32_t* x, const float* units) {
-    constexpr int C = chains(M);
-    const bool full = t.columns >= N * LANES;
-    Sums<M, N> sums;
-    {
-        V y[M][N];
-        if (!t.first) full ? begin<M, N, true>(t, y) : begin<M, N, false>(t, y);
-        FR_UNROLL
-        for (int m = 0; m < M; ++m)
-            for (int j = 0; j < N; ++j) sums.put(m, j, t.first ? zero() : y[m][j]);
-    }
-    for (int s = 0; s < t.steps; ++s, w += bytes, scale += bytes / 2, x += M * ROW_WORDS) {
-        if (t.ahead)  // scales and minima too: a line that nobody asked for costs as much as a group of codes
-            for (int at = 0; at < bytes; at += 64) __builtin_prefetch(w + t.ahead + at, 0, 2);
-        const int32_t* start = x + (PAIRS + 1) * M;
-        const float *step = (const float*)x + PAIRS * M, *total = step + 2 * M;
+// A block of some rows by a panel or the half of one, from a span's beginning: `scales` and `units` of its first column, `codes` too.
+struct Block {
+    int bytes;  // of a group
+    const uint8_t* codes;
+    const uint16_t* scales;
+    const float* units;
+    const int32_t* x;    // packed rows
+    const float* steps;  // one a row and span
+};
+
+// The sums of a span, M rows by N vectors, from `a` on, which moves behind them. One scale a column: a sum of whole numbers.
+struct Columns {
+    using Codes = Bytes;
+    static constexpr int WHOLE = TILE_ROWS;
+    template <int M, int N, class F>
+    FR_INLINE void span(Block& a, int groups, F& fetch, V (&sum)[M][N]) {
+        constexpr int C = chains(M);
         I g[M * C][N];
         FR_UNROLL
         for (int m = 0; m < M * C; ++m)
-            for (int j = 0; j < N; ++j) g[m][j] = splat(m < M ? start[m] : 0);
-        sums.leave();
-        Codes::template sum<M, N, C>(g, w, x);
-        sums.leave();
-        for (int m = M; m < M * C; ++m)
-            for (int j = 0; j < N; ++j) g[m % M][j] = g[m % M][j] + g[m][j];
-        for (int j = 0; j < N; ++j) {
-            const V by = SCALES ? load_half(scale + j * HALF) : zero();
-            FR_UNROLL
-            for (int m = 0; m < M; ++m) sums.put(m, j, fma(to_float(g[m][j]), SCALES ? by * set(step[m]) : set(step[m]), sums.get(m, j)));
-        }
-        if constexpr (MINIMA)
+            for (int j = 0; j < N; ++j) g[m][j] = splat(0);
+        for (int s = 0; s < groups; ++s, a.codes += Codes::CODES, a.x += M * ROW_WORDS, fetch.next_group())
+            Codes::sum<M, N, C>(g, a.codes, a.x, fetch);
+        FR_UNROLL
+        for (int m = 0; m < M; ++m)
             for (int j = 0; j < N; ++j) {
-                const V minimum = load_half(scale + fr::PANEL + j * HALF);
-                FR_UNROLL
-                for (int m = 0; m < M; ++m) sums.put(m, j, fma(minimum, set(total[m]), sums.get(m, j)));
+                for (int c = 1; c < C; ++c) g[m][j] = g[m][j] + g[m + M * c][j];
+                sum[m][j] = to_float(g[m][j]);
             }
     }
+};
+
+// A scale a group. OFFSET: codes stand for code − 8. MINIMA: and a minimum.
+template <class CODES, bool OFFSET, bool MINIMA>
+struct Groups {
+    using Codes = CODES;
+    static constexpr int WHOLE = WHOLE_ROWS;
+    template <int M, int N, class F>
+    FR_INLINE void span(Block& a, int groups, F& fetch, V (&sum)[M][N]) {
+        constexpr int C = chains(M);
+        Sums<M, N, (M * N <= KEPT)> sums;
+        FR_UNROLL
+        for (int m = 0; m < M; ++m)
+            for (int j = 0; j < N; ++j) sums.put(m, j, zero());
+        for (int s = 0; s < groups; ++s, a.codes += a.bytes, a.scales += a.bytes / 2, a.x += M * ROW_WORDS, fetch.next_group()) {
+            const int32_t* total = a.x + PAIRS * M;
+            I g[M * C][N];
+            FR_UNROLL
+            for (int m = 0; m < M * C; ++m)
+                for (int j = 0; j < N; ++j) g[m][j] = splat(OFFSET && m < M ? total[m] : 0);
+            sums.leave();
+            Codes::template sum<M, N, C>(g, a.codes, a.x, fetch);
+            sums.leave();
+            for (int m = M; m < M * C; ++m)
+                for (int j = 0; j < N; ++j) g[m % M][j] = g[m % M][j] + g[m][j];
+            for (int j = 0; j < N; ++j) {
+                const V by = load_half(a.scales + j * HALF);
+                FR_UNROLL
+                for (int m = 0; m < M; ++m) sums.put(m, j, fma(to_float(g[m][j]), by, sums.get(m, j)));
+            }
+            if constexpr (MINIMA)
+                for (int j = 0; j < N; ++j) {
+                    const V minimum = load_half(a.scales + fr::PANEL + j * HALF);
+                    FR_UNROLL
+                    for (int m = 0; m < M; ++m) sums.put(m, j, fma(minimum, set(((const float*)total)[m]), sums.get(m, j)));
+                }
+        }
+        FR_UNROLL
+        for (int m = 0; m < M; ++m)
+            for (int j = 0; j < N; ++j) sum[m][j] = sums.get(m, j);
+    }
+};
+
+// M rows by N vectors, `t.steps` groups.
+template <class Scaled, int M, int N, class F>
+void block_tile(const Tile& t, Block a, F fetch) {
+    const bool full = t.columns >= N * LANES;
+    if (t.first) {  // the sums come to rest where nothing was read: ask for the lines now
+        FR_UNROLL
+        for (int m = 0; m < M; ++m)
+            for (int j = 0; j < N; ++j) __builtin_prefetch(t.y + m * t.y_stride + j * LANES, 1);
+    }
     V y[M][N];
+    full ? begin<M, N, true>(t, y) : begin<M, N, false>(t, y);
+    Sums<M, N, (3 * M * N <= KEPT)> sums;
+    FR_UNROLL
+    for (int m = 0; m < M; ++m)
+        for (int j = 0; j < N; ++j) sums.put(m, j, y[m][j]);
+    for (int s = 0; s < t.steps; s += SPAN, a.steps += M) {
+        V sum[M][N];
+        sums.leave();
+        Scaled::template span<M, N>(a, t.steps - s < SPAN ? t.steps - s : SPAN, fetch, sum);
+        sums.leave();
+        FR_UNROLL
+        for (int m = 0; m < M; ++m)
+            for (int j = 0; j < N; ++j) sums.put(m, j, fma(sum[m][j], set(a.steps[m]), sums.get(m, j)));
+    }
     for (int j = 0; j < N; ++j) {
-        const V unit = load(units + j * LANES);
+        const V unit = load(a.units + j * LANES);
         FR_UNROLL
         for (int m = 0; m < M; ++m) y[m][j] = t.last ? sums.get(m, j) * unit : sums.get(m, j);
     }
     full ? finish<M, N, true>(t, y) : finish<M, N, false>(t, y);
 }
 
-using GroupTileFn = void (*)(const Tile&, int, const uint8_t*, const uint16_t*, const int32_t*, const float*);
-
 // A tile of exactly `rows` rows, between LEAST and MOST, and N vectors.
-template <class Codes, int N, bool SCALES, bool MINIMA, int LEAST, int MOST>
-FR_INLINE GroupTileFn choose_groups(int rows) {
-    if constexpr (MOST < LEAST) {
-        return nullptr;
-    } else {
-        return rows == MOST ? group_tile<Codes, MOST, N, SCALES, MINIMA> : choose_groups<Codes, N, SCALES, MINIMA, LEAST, MOST - 1>(rows);
+template <class Scaled, int N, int LEAST, int MOST>
+FR_INLINE void run_block(int rows, const Tile& t, const Block& a, const Fetch& fetch) {
+    if constexpr (MOST >= LEAST) {
+        if (rows != MOST) return run_block<Scaled, N, LEAST, MOST - 1>(rows, t, a, fetch);
+        if constexpr (MOST <= LIGHT_ROWS)
+            block_tile<Scaled, MOST, N>(t, a, NoFetch{});
+        else
+            block_tile<Scaled, MOST, N>(t, a, fetch);
     }
 }
 
-template <class Codes, bool SCALES, bool MINIMA>
-void multiply_groups(const fr::Product& p, int panel0, int panel1, int tile0, int tile1) {
+// Codes arrive while others are multiplied, as in matmul.h: the runs over a block, tiles by halves of the panel, each fetch their share of
+// what comes next, be it another task's. A single run fetches shortly ahead, and so does the first one of a thread.
+template <class Scaled>
+void multiply_codes(const fr::Product& p, int panel0, int panel1, int tile0, int tile1) {
+    typedef typename Scaled::Codes Codes;
     const int groups = (p.K + GROUP - 1) / GROUP, bytes = group_bytes(p.format);
-    const int64_t stride = int64_t(groups) * bytes + fr::PANEL * 4, x_row = int64_t(groups) * ROW_WORDS;
-    const bool alone = tile1 - tile0 == 1;
-    const int block = alone ? groups : K_BLOCK / GROUP;
+    const int64_t stride = int64_t(fr::panel_bytes(p.format, p.K));
+    const int most = (p.rows + p.tiles - 1) / p.tiles, halves = most > Scaled::WHOLE ? 2 : 1, runs = (tile1 - tile0) * halves;
+    const int block = tile1 - tile0 == 1 ? groups : K_BLOCK / GROUP;
     for (int panel = panel0; panel < panel1; ++panel) {
         const uint8_t* first = (const uint8_t*)p.w + panel * stride;
         const float* units = (const float*)(first + int64_t(groups) * bytes);
         for (int s = 0; s < groups; s += block) {
-            const int here = groups - s < block ? groups - s : block;
-            const uint8_t* w = first + int64_t(s) * bytes;
-            const uint16_t* scale = (const uint16_t*)(w + Codes::CODES);
+            const int here = groups - s < block ? groups - s : block, column = panel * fr::PANEL;
+            const uint8_t* codes = first + int64_t(s) * bytes;
+            const uint8_t* behind = s + here < groups    ? codes + int64_t(here) * bytes
+                                    : panel + 1 < panel1 ? first + stride
+                                    : p.next < 0         ? nullptr
+                                                         : (const uint8_t*)p.w + p.next * stride;
+            const int cold = runs > 1 && p.cold && panel == panel0 && s == 0;
+            const int64_t share = behind ? (bytes / (runs - cold) + 63) / 64 * 64 : 0;
+            int run = 0;
+            const auto fetch = [&]() -> Fetch {
+                const int at = run++ - cold;
+                if (runs == 1 || at < 0) return {codes + AHEAD, bytes};
+                return {behind + share * here * at, share};
+            };
             for (int t = tile0; t < tile1; ++t) {
-                const int row = tile_start(p, t), rows = tile_start(p, t + 1) - row, column = panel * fr::PANEL;
-                const int32_t* x = (const int32_t*)p.packed + row * x_row + int64_t(s) * rows * ROW_WORDS;
-                const bool next = t + 1 == tile1 && panel + 1 < panel1;
-                const int64_t ahead = alone ? (rows > TWIN_ROWS ? AHEAD : 0) : next ? stride : 0;
+                const int row = tile_start(p, t), rows = tile_start(p, t + 1) - row;
+                const int32_t* x = (const int32_t*)p.packed + row * row_words(groups);
+                const float* steps = (const float*)x + int64_t(groups) * ROW_WORDS * rows + s / SPAN * rows;
                 Tile job{here, 0, p.y + row * p.y_stride + (column - p.y_column), p.y_stride, p.bias ? p.bias + column : nullptr,
-                         p.N - column, s == 0, s + here == groups, ahead};
-                if (rows <= WHOLE_ROWS) {
-                    choose_groups<Codes, 2, SCALES, MINIMA, 1, WHOLE_ROWS>(rows)(job, bytes, w, scale, x, units);
+                         p.N - column, s == 0, s + here == groups, 0};
+                Block a{bytes, codes, (const uint16_t*)(codes + Codes::CODES), units, x + int64_t(s) * ROW_WORDS * rows, steps};
+                if (rows <= Scaled::WHOLE) {
+                    run_block<Scaled, 2, 1, Scaled::WHOLE>(rows, job, a, fetch());
                     continue;
                 }
-                const GroupTileFn run = choose_groups<Codes, 1, SCALES, MINIMA, WHOLE_ROWS + 1, TILE_ROWS>(rows);
-                run(job, bytes, w, scale, x, units);
+                run_block<Scaled, 1, Scaled::WHOLE + 1, TILE_ROWS>(rows, job, a, fetch());
+                const Fetch second = fetch();
                 if (job.columns <= LANES) continue;
-                job.y += LANES, job.columns -= LANES, job.ahead = 0;
+                job.y += LANES, job.columns -= LANES, a.codes += Codes::HALF_CODES, a.scales += HALF, a.units += LANES;
                 if (job.bias) job.bias += LANES;
-                run(job, bytes, w + Codes::HALF_CODES, scale + HALF, x, units + LANES);
+                run_block<Scaled, 1, Scaled::WHOLE + 1, TILE_ROWS>(rows, job, a, second);
             }
         }
     }
 }
 
-// One group of one row: its whole numbers are in q. Below 1e-30 a group counts as zeros; one NaN or infinity makes the step a NaN.
-struct Rounded {
-    float step, sum;
+// How `count` values of a row become whole numbers: x ≈ step · q, q ≈ inverse · x. One NaN or infinity makes the step a NaN.
+struct Rounding {
+    float step, inverse;
 };
 
-FR_INLINE Rounded round_group(const float* x, int count, int16_t (&q)[GROUP]) {
+FR_INLINE Rounding rounding(const float* x, int count) {
+    V peak = zero(), spoilt = zero();
+    for (int k = 0; k < count; k += LANES) {
+        const V a = load(x + k, count - k < LANES ? count - k : LANES);
+        peak = max(peak, absolute(a)), spoilt = fma(a, zero(), spoilt);
+    }
+    const float largest = maximum(peak);
+    if (any_nan(spoilt)) return {__builtin_nanf(""), 0.0f};
+    return largest > SMALLEST ? Rounding{largest / LARGEST, LARGEST / largest} : Rounding{0.0f, 0.0f};
+}
+
+// One group of one row: q, and returned Σq.
+FR_INLINE float round_group(const float* x, int count, float inverse, int16_t (&q)[GROUP]) {
+    if (inverse == 0.0f) {
+        memset(q, 0, sizeof q);
+        return 0.0f;
+    }
     const int high = count > LANES ? count - LANES : 0;
     const V a = load(x, count > LANES ? LANES : count), b = high ? load(x + LANES, high) : zero();
-    const float peak = maximum(max(absolute(a), absolute(b)));
-    const V inverse = set(peak > 1e-30f ? 32767.0f / peak : 0.0f), magic = set(12582912.0f);  // 1.5·2²³: the fraction rounds away
-    const V u = a * inverse + magic, v = b * inverse + magic;
+    const V magic = set(12582912.0f);  // 1.5·2²³: the fraction rounds away
+    const V u = a * set(inverse) + magic, v = b * set(inverse) + magic;
     store_low(q, u), store_low(q + LANES, v);
-    if (any_nan(a) || any_nan(b) || peak > __FLT_MAX__) return {__builtin_nanf(""), 0.0f};
-    return {peak > 1e-30f ? peak / 32767.0f : 0.0f, sum((u - magic) + (v - magic))};
+    return sum((u - magic) + (v - magic));
 }
 
 // The groups of `count` ≤ 16 rows of a tile of M, side by side: pair i of row m to out[i · M + m].
@@ -346,21 +356,31 @@ FR_INLINE void interleave(const int16_t (&q)[LANES][GROUP], int count, int32_t* 
 
 void pack_groups(const fr::Product& p, int tile0, int tile1) {
     const int groups = (p.K + GROUP - 1) / GROUP;
-    const float offset = p.format == fr::INT4_SYMMETRIC ? -8.0f : 0.0f;
     for (int t = tile0; t < tile1; ++t) {
         const int row = tile_start(p, t), M = tile_start(p, t + 1) - row;
-        int32_t* out = (int32_t*)p.packed + int64_t(row) * groups * ROW_WORDS;
-        for (int g = 0; g < groups; ++g, out += M * ROW_WORDS)
+        int32_t* const packed = (int32_t*)p.packed + row * row_words(groups);
+        float* steps = (float*)packed + int64_t(groups) * ROW_WORDS * M;
+        for (int s = 0; s < groups; s += SPAN, steps += M)
             for (int m = 0; m < M; m += LANES) {
-                const int count = M - m < LANES ? M - m : LANES, left = p.K - g * GROUP;
-                alignas(64) int16_t q[LANES][GROUP];
+                const int count = M - m < LANES ? M - m : LANES, width = p.K - s * GROUP < SPAN * GROUP ? p.K - s * GROUP : SPAN * GROUP;
+                const float* x = p.x + int64_t(row + m) * p.K + s * GROUP;
+                float inverse[LANES];
                 for (int i = 0; i < count; ++i) {
-                    const Rounded made = round_group(p.x + int64_t(row + m + i) * p.K + g * GROUP, left < GROUP ? left : GROUP, q[i]);
-                    ((float*)out)[PAIRS * M + m + i] = made.step;
-                    out[(PAIRS + 1) * M + m + i] = int32_t(offset * made.sum);
-                    ((float*)out)[(PAIRS + 2) * M + m + i] = made.step * made.sum;
+                    const Rounding made = rounding(x + int64_t(i) * p.K, width);
+                    steps[m + i] = made.step, inverse[i] = made.inverse;
                 }
-                interleave(q, count, out + m, M);
+                int32_t* out = packed + int64_t(s) * ROW_WORDS * M + m;
+                for (int k = 0; k < width; k += GROUP, out += ROW_WORDS * M) {
+                    alignas(64) int16_t q[LANES][GROUP];
+                    for (int i = 0; i < count; ++i) {
+                        const float total = round_group(x + int64_t(i) * p.K + k, width - k < GROUP ? width - k : GROUP, inverse[i], q[i]);
+                        if (p.format == fr::INT4_SYMMETRIC)
+                            out[PAIRS * M + i] = int32_t(-8.0f * total);
+                        else
+                            ((float*)out)[PAIRS * M + i] = total;
+                    }
+                    interleave(q, count, out, M);
+                }
             }
     }
 }
@@ -368,7 +388,7 @@ void pack_groups(const fr::Product& p, int tile0, int tile1) {
 // What run.cpp calls for any format.
 
 size_t packed_bytes_any(fr::Format format, int32_t K) {
-    return format >= fr::INT8 ? size_t((K + GROUP - 1) / GROUP) * ROW_WORDS * 4 : packed_bytes(format, K);
+    return format >= fr::INT8 ? size_t(row_words((K + GROUP - 1) / GROUP)) * 4 : packed_bytes(format, K);
 }
 
 int32_t tiles_any(fr::Format format, int32_t rows) {
@@ -381,10 +401,10 @@ void pack_rows_any(const fr::Product& p, int32_t tile0, int32_t tile1) {
 
 void multiply_any(const fr::Product& p, int32_t panel0, int32_t panel1, int32_t tile0, int32_t tile1) {
     if (p.format < fr::INT8) return multiply(p, panel0, panel1, tile0, tile1);
-    if (p.format == fr::INT8) return multiply_groups<Bytes, false, false>(p, panel0, panel1, tile0, tile1);
-    if (p.format == fr::INT8_GROUPS) return multiply_groups<Bytes, true, false>(p, panel0, panel1, tile0, tile1);
-    if (p.format == fr::INT4) return multiply_groups<Nibbles, true, true>(p, panel0, panel1, tile0, tile1);
-    multiply_groups<Nibbles, true, false>(p, panel0, panel1, tile0, tile1);
+    if (p.format == fr::INT8) return multiply_codes<Columns>(p, panel0, panel1, tile0, tile1);
+    if (p.format == fr::INT8_GROUPS) return multiply_codes<Groups<Bytes, false, false>>(p, panel0, panel1, tile0, tile1);
+    if (p.format == fr::INT4) return multiply_codes<Groups<Nibbles, false, true>>(p, panel0, panel1, tile0, tile1);
+    multiply_codes<Groups<Nibbles, true, false>>(p, panel0, panel1, tile0, tile1);
 }
 
 }  // namespace

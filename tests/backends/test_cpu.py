@@ -65,6 +65,8 @@ def work(backend: Backend) -> list[torch.Tensor]:
         backend.ops.pick(random(4, 30, 5000), None).logprobs,
         backend.ops.attention(exact.qkv, exact.pool, 1, exact.batch, SPEC),
     ]
+    long = random(6, 20, 1100)  # more than a span of activations
+    results += [backend.ops.matmul(long, backend.pack(random(7, 100, 1100), format)) for format in quant.FORMATS]
     return results
 
 
