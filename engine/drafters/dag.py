@@ -250,19 +250,21 @@ class Dag:
 def _with_probes(draft: Draft, most: int, asked: Sequence[tuple[int, Draft]]) -> Draft:
     """`draft` and behind it the probes of these drafts, each with the bit of its source, as far as there is room. A probe hangs off the
     root or another probe."""
+    if not asked:
+        return draft
+    token, parent, confidence = list(draft.token), list(draft.parent), list(draft.confidence)
+    probe, source = list(draft.probe), list(draft.source)
     for bit, own in asked:
-        place: dict[int, int] = {-1: -1}
-        for node, (token, parent, confidence, probe) in enumerate(zip(own.token, own.parent, own.confidence, own.probe)):
-            if probe and parent in place and draft.count < most:
-                place[node] = draft.count
-                draft = Draft(
-                    [*draft.token, token],
-                    [*draft.parent, place[parent]],
-                    [*draft.confidence, confidence],
-                    [*draft.probe, True],
-                    [*draft.source, bit],
-                )
-    return draft
+        place = {-1: -1}
+        for node, (each, above, sure, probes) in enumerate(zip(own.token, own.parent, own.confidence, own.probe)):
+            if probes and above in place and len(token) < most:
+                place[node] = len(token)
+                token.append(each)
+                parent.append(place[above])
+                confidence.append(sure)
+                probe.append(True)
+                source.append(bit)
+    return Draft(token, parent, confidence, probe, source)
 
 
 def _cells(sources: int) -> list[float]:

@@ -13,7 +13,7 @@ target's own words, n-grams, are remembered in a *pool*. A guess is an n-gram of
 
 A probe is never accepted, so a window brings nothing now; what it brings later is measured, as guesses that held for each probe computed.
 That is its confidence, so that price and tolls leave windows out wherever rows are not as good as free: on a device with few rows to
-spare they lose, and are left out.
+spare, and wherever many streams share a step. A window that is left out is not kept up either: nothing is learned and nothing made up.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ after each step"""
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Row:
-    """`columns`: of the window; `pool`: for each first token the tokens that may follow, newest first; `asked`: the paths of the columns
-    that were proposed last, by column; `guesses`: the draft's guesses, as (token, parent)."""
+    """`columns`: of the window, as far as it was needed; `pool`: for each first token the tokens that may follow, newest first; `asked`:
+    the paths of the columns that were proposed last, by column; `guesses`: the draft's guesses, as (token, parent)."""
 
     recent: list[int]
     known: int
@@ -94,7 +94,8 @@ class Lookahead:
             self.calibration.settle(number, new)
             self._brought += _held(row.guesses, new)
             row.known += len(new)
-            row.recent = [*row.recent, *new][-RECENT:]
+            row.recent += new
+            del row.recent[:-RECENT]
             self._advance(row, len(new), commit.answers[i] if commit.answers else {})
 
     def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
@@ -120,8 +121,6 @@ class Lookahead:
                 row.columns[place] = column
         row.asked, row.guesses = {}, []
         del row.columns[: max(0, count - 1)]
-        if row.recent:
-            row.columns += [[row.dice.choice(row.recent)] for _ in range(self._window - len(row.columns))]
 
     def _propose(self, number: int, most: int, terms: Terms) -> Draft:
         row = self._rows.get(number)
@@ -161,7 +160,9 @@ class Lookahead:
         return token, parent, cell
 
     def _probe(self, row: _Row, most: int, token: list[int], parent: list[int]) -> None:
-        """Adds the window, column by column, as far as whole columns fit."""
+        """Adds the window, column by column, as far as whole columns fit; new columns begin with tokens of the text."""
+        if row.recent:
+            row.columns += [[row.dice.choice(row.recent)] for _ in range(self._window - len(row.columns))]
         first = -1
         line: tuple[int, ...] = ()
         for place, column in enumerate(row.columns):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import zlib
 from collections.abc import Callable
 
@@ -17,7 +18,7 @@ from forerun.engine.drafters.suffix import Suffix
 from forerun.engine.errors import StartError
 from forerun.engine.verify import walk
 from tests.engine.test_identity import fresh, truth
-from tests.engine.tiny import Front, Sequence_, tiny_engine
+from tests.engine.tiny import ROWS, Front, Sequence_, tiny_engine
 
 Target = Callable[[tuple[int, ...]], int]
 
@@ -112,9 +113,31 @@ def test_the_window_is_the_paper_s_mask(window: int, ngram: int, guesses: int, m
 def test_guesses_that_held_use_up_columns() -> None:
     drafter = Lookahead(window=4, ngram=3)
     drafter.absorb(Commit([0], [0], [[1, 2]], [3]))
+    drafter.propose([0], [40])
     columns = [list(column) for column in drafter._rows[0].columns]
     drafter.absorb(Commit([0], [2], [[3, 4, 5]], [6], answers=[{}]))
+    assert drafter._rows[0].columns == columns[2:]
+    drafter.propose([0], [40])
     assert drafter._rows[0].columns[:2] == columns[2:] and len(drafter._rows[0].columns) == 4
+
+
+@pytest.mark.parametrize("streams", [8, ROWS])
+def test_where_many_streams_share_a_step_it_is_no_work(streams: int) -> None:
+    """Were a row to cost no more than a fiftieth of a step, eight streams would want 0.16 tokens of it, and a window brings less. So
+    the forwards are those of plain decoding, and of what a window needs nothing is made: no column, no n-gram, no dice thrown."""
+    answers = [truth("greedy", 1 + seed % 4, 21) for seed in range(streams)]
+    drafter = Lookahead()
+    front, plain = Front(tiny_engine(drafter)), Front(tiny_engine())
+    for each in (front, plain):
+        for answer in answers:
+            each.admit(fresh(answer))
+    unthrown = random.Random(0).getstate()
+    while front.running:
+        front.step(guess=12, price=streams / 50)
+        assert all(not row.pool and not row.columns and row.dice.getstate() == unthrown for row in drafter._rows.values())
+    plain.run()
+    assert front.engine._backend.calls == plain.engine._backend.calls  # type: ignore[attr-defined]
+    assert not drafter._rows and drafter._probed == 0
 
 
 def test_a_window_that_brings_nothing_is_left_out_and_tried_again() -> None:
