@@ -7,12 +7,15 @@ is made, so that every series exists from the first scrape, except in a `Family`
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 
 def number(value: float) -> str:
     """Shortest decimal, whole numbers without a point, as TGI prints them."""
+    if not math.isfinite(value):
+        return {math.inf: "+Inf", -math.inf: "-Inf"}.get(value, "NaN")
     return str(int(value)) if value == int(value) else repr(value)
 
 

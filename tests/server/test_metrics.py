@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from forerun.router.observer import Load, StepReport
+from forerun.server.exposition import Exposition
 from forerun.server.metrics import Metrics
 from tests.server.front import LIMITS, Front, runs, serve
 
@@ -196,3 +199,14 @@ def test_the_batcher_moves_the_batch_series() -> None:
     assert page["forerun_worker_deaths_total"] == 1
     assert page["forerun_accepted_tokens_total"] == 3
     families(metrics.text())
+
+
+@given(value=st.floats(), label=st.text())
+def test_whatever_a_gauge_holds_is_read_back(value: float, label: str) -> None:
+    """A page that one strange number broke would hide all the others."""
+    page = Exposition()
+    page.family("a", "Help", "gauge").series(name=label).value = value
+    (family,) = text_string_to_metric_families(page.text())
+    (sample,) = family.samples
+    assert repr(sample.value) == repr(float(value)) or sample.value == value
+    assert sample.labels == {"name": label}
