@@ -3,9 +3,10 @@
 
 Rows of made-up text that repeats itself now and then are decoded as a worker would, with tolls as the controller sets them; measured is
 all that stands between the plan and the forward. Time is printed in microseconds and in units of a fixed piece of Python (the yardstick
-runs in turns with it), so that a busy or slow machine changes the second figure little.
+runs in turns with it), so that a busy or slow machine changes the second figure little. A worker reads all weights between two drafts, so
+that the interpreter finds nothing of its own in the caches: `--weights 270` reads so many megabytes, as the demo model does.
 
-    python tools/time_drafting.py --drafter suffix --rows 1,16
+    python tools/time_drafting.py --drafter suffix --rows 1,16 --weights 270
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import argparse
 import random
 import statistics
 import time
+
+import numpy as np
 
 from forerun.engine.drafters.draft import Draft
 from forerun.engine.drafters.registry import Setting, open_drafter
@@ -79,12 +82,15 @@ def yardstick() -> float:
     return time.perf_counter() - began
 
 
-def measure(drafter: str, rows: int, steps: int = 200) -> tuple[float, float, float]:
-    """(microseconds, yardsticks, nodes) of a step, medians; the first tenth of the steps is warm-up."""
+def measure(drafter: str, rows: int, steps: int = 200, weights: int = 0) -> tuple[float, float, float]:
+    """(microseconds, yardsticks, nodes) of a step, medians; the first tenth of the steps is warm-up. `weights`: megabytes that are read
+    before each."""
     bench = Bench(drafter, rows)
+    read = np.ones(weights << 17)
     seconds: list[float] = []
     sticks: list[float] = []
     for _ in range(steps):
+        read.sum()
         seconds.append(bench.step())
         sticks.append(yardstick())
     own, stick = (statistics.median(part[steps // 10 :]) for part in (seconds, sticks))
@@ -95,9 +101,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--drafter", default="suffix")
     parser.add_argument("--rows", default="1,4,16", help="row counts, joined by commas")
+    parser.add_argument("--weights", type=int, default=0, help="megabytes that are read between two steps")
     asked = parser.parse_args()
     for rows in map(int, asked.rows.split(",")):
-        micros, sticks, nodes = measure(asked.drafter, rows)
+        micros, sticks, nodes = measure(asked.drafter, rows, weights=asked.weights)
         print(f"{rows:3} rows: {micros:6.1f} us a step = {sticks:5.1f} yardsticks, {nodes:.1f} nodes kept")
 
 
