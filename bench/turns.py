@@ -8,6 +8,7 @@ A step that is stopped in the middle looks a second long to its server; that is 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import signal
@@ -55,9 +56,10 @@ class Turns:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         assert self._rotation is not None
         self._rotation.cancel()
-        await asyncio.gather(self._rotation, return_exceptions=True)
+        # Before anything is awaited: whoever is impatient and interrupts twice must leave nobody stopped.
         for place in range(len(self._families)):
             self._signal(place, signal.SIGCONT)
+        await asyncio.gather(self._rotation, return_exceptions=True)
 
     def clock(self, place: int) -> Clock:
         """Seconds for which this family had its turn so far."""
@@ -88,9 +90,10 @@ class Turns:
         except TimeoutError:
             pass
         finally:
-            self._signal(place, signal.SIGSTOP)
             self._spent[place], self._running = self.clock(place)(), None
+        self._signal(place, signal.SIGSTOP)  # not where the turns were ended meanwhile: all run then
 
     def _signal(self, place: int, signum: signal.Signals) -> None:
         for pid in self._families[place]:
-            os.kill(pid, signum)
+            with contextlib.suppress(ProcessLookupError):  # it died: its server's requests tell, and the others' turns go on
+                os.kill(pid, signum)

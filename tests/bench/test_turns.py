@@ -71,3 +71,37 @@ async def test_what_was_stopped_goes_on_even_after_an_error() -> None:
         if child.returncode is None:
             child.kill()
     assert child.returncode == 0
+
+
+async def test_a_process_that_died_keeps_nobody_stopped(sent: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    def kill(pid: int, signum: int) -> None:
+        if pid == 101:
+            raise ProcessLookupError
+        sent.append((pid, signum))
+
+    monkeypatch.setattr(os, "kill", kill)
+    async with Turns(FAMILIES, TURN) as turns:
+        clocks = [turns.clock(place) for place in range(3)]
+        while min(spent := [clock() for clock in clocks]) < 2 * TURN:
+            await asyncio.sleep(0)
+            assert [clock() for clock in clocks] >= spent
+    assert {pid for pid, signum in sent[-3:] if signum == signal.SIGCONT} == {102, 201, 301}
+
+
+async def test_an_interrupt_while_turns_end_leaves_nobody_stopped(sent: list[tuple[int, int]]) -> None:
+    async def measure() -> None:
+        try:
+            async with Turns(FAMILIES, TURN):
+                await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            raise
+
+    task = asyncio.create_task(measure())
+    await asyncio.sleep(3 * TURN)
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0)
+    await asyncio.gather(task, return_exceptions=True)
+    await asyncio.sleep(2 * TURN)
+    assert {pid for pid, signum in sent[-4:] if signum == signal.SIGCONT} == {101, 102, 201, 301}
