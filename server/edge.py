@@ -81,7 +81,10 @@ class Edge:
 
 def _answer(http: web.Request, error: ApiError) -> web.Response:
     body = error.body(openai=http.path.startswith("/v1/"))
-    return web.Response(status=error.status, body=body, content_type="application/json", headers=error.headers)
+    response = web.Response(status=error.status, body=body, content_type="application/json", headers=error.headers)
+    if "expect" in http.headers and not http.content.is_eof():
+        response.force_close()  # it may never send its body now: nobody could tell that from its next request
+    return response
 
 
 def _translated(http: web.Request, error: web.HTTPException) -> ApiError:

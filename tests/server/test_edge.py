@@ -151,6 +151,16 @@ async def test_a_body_is_asked_for_by_whoever_will_read_it(head: str, status: in
         writer.close()
 
 
+async def test_a_body_that_nobody_asked_for_ends_the_connection() -> None:
+    """A client that was refused keeps its body to itself, so that its next request would be taken for it."""
+    async with serve("--api-key", "Secret") as front:
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(f"{HEAD}Expect: 100-continue\r\n{JSON}Content-Length: 14\r\n\r\n".encode())
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+        writer.close()
+    assert head.split()[1] == b"401" and b"connection: close" in head.lower()
+
+
 @pytest.mark.parametrize("head", [HEAD.replace("1.1", "1.0") + WAITS, HEAD + "Expect: wonders\r\nConnection: close\r\n"])
 async def test_other_expectations_are_ignored(head: str) -> None:
     body = b'{"inputs":"x"}'
