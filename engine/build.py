@@ -173,10 +173,7 @@ def plan_memory(start: Start, backend: Backend, model: Model, needs: Needs, free
     longest = min(start.max_total_tokens or model.max_tokens, model.max_tokens)
     step_tokens = min(start.max_step_tokens or STEP_TOKENS, start.max_rows * longest)
     step_nodes = min(start.max_rows * nodes, max(STEP_NODES, nodes))
-    verified = start.max_rows + step_nodes
-    width = model.width + 2 * len(needs.layers) * model.hidden  # what is tapped stays until it is joined
-    activations = 4 * ((step_tokens + verified) * width * ROW_COPIES + 2 * (verified + PROMPT_ROWS) * model.vocab)
-    activations += needs.work_bytes
+    activations = activation_bytes(model, needs, step_tokens, start.max_rows + step_nodes)
     scratch = scratch_pages(start.max_rows, nodes, size) * model.pool.position_bytes * size
     free = backend.memory()[0] + freed
     left = max(0, free - activations - scratch - HEAD_ROOM)
@@ -186,13 +183,7 @@ def plan_memory(start: Start, backend: Backend, model: Model, needs: Needs, free
     pages = min(start.max_rows * -(-(longest + nodes) // size), asked)
     needed = max(pages, one if start.max_total_tokens else min(one, asked if start.max_pool_tokens else -(-SHORTEST // size)))
     if needed > fit:
-        raise StartError(
-            f"{_mb(left)} MB are left for KV ({_mb(free)} free, {_mb(activations)} for activations, {_mb(HEAD_ROOM)} head room): "
-            f"{fit * size} tokens, but {needed * size} are asked for",
-            f"set --max-total-tokens and --max-batch-total-tokens to at most {fit * size}, or give more memory"
-            if fit * size >= SHORTEST
-            else "give more memory, or lower --max-batch-prefill-tokens",
-        )
+        raise too_little(free, activations, left, fit * size, needed * size)
     if needed > pages:
         raise StartError(
             f"the KV pool is to have {pages * size} tokens, but a sequence may have {longest}",
@@ -205,6 +196,24 @@ def plan_memory(start: Start, backend: Backend, model: Model, needs: Needs, free
         "head_room": HEAD_ROOM,
     }
     return Sizes(start.max_rows, min(longest, pages * size), min(step_tokens, pages * size), nodes, step_nodes, pages, memory)
+
+
+def activation_bytes(model: Model, needs: Needs, step_tokens: int, verified: int) -> int:
+    """What the largest step keeps alive at once. `verified`: its rows that may have logits, beside those of scored prompts."""
+    width = model.width + 2 * len(needs.layers) * model.hidden  # what is tapped stays until it is joined
+    logits = 2 * (verified + PROMPT_ROWS) * model.vocab
+    return 4 * ((step_tokens + verified) * width * ROW_COPIES + logits) + needs.work_bytes
+
+
+def too_little(free: int, activations: int, left: int, fit_tokens: int, needed_tokens: int) -> StartError:
+    """`free`, `activations`, `left`: bytes; the tokens that fit into what is left, and those that are needed."""
+    return StartError(
+        f"{_mb(left)} MB are left for KV ({_mb(free)} free, {_mb(activations)} for activations, {_mb(HEAD_ROOM)} head room): "
+        f"{fit_tokens} tokens, but {needed_tokens} are asked for",
+        f"set --max-total-tokens and --max-batch-total-tokens to at most {fit_tokens}, or give more memory"
+        if fit_tokens >= SHORTEST
+        else "give more memory, or lower --max-batch-prefill-tokens",
+    )
 
 
 def _mb(count: int) -> int:

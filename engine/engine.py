@@ -14,16 +14,16 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from forerun.backends.base import Backend, Pool
-from forerun.engine import grammar, kv
+from forerun.engine import grammar
 from forerun.engine.batch import Batch, build
 from forerun.engine.drafters.choose import by_source, census
 from forerun.engine.drafters.draft import Commit
 from forerun.engine.drafters.speculator import Speculator
+from forerun.engine.kv import Moves
 from forerun.engine.models.model import Model, Output
 from forerun.engine.profile import Profiler
 from forerun.engine.rows import Row, RowTable, Share
@@ -142,7 +142,7 @@ class Engine:
         asks, firsts = self._asks(shares, output)
         choices = self._sampler.decide(output, asks) if asks else []
         told: list[Sequence[int]] = []
-        kept: tuple[list[int], list[int], list[int]] = ([], [], [])
+        moves = Moves()
         for share, first in zip(shares, firsts):
             row = share.row
             if not share.ends:
@@ -158,10 +158,10 @@ class Engine:
                 self._speculator.answered(row.number, share.draft, [choice.token for choice in picked[1:]])
             emit, used = self._commit(share, picked, path)
             share.accepted = used
-            self._keep(share, used, kept)
+            moves.add(row.number, row.computed - len(used), used)
             emits.append(emit)
             told.append(used)
-        self._move(kept)
+        self._move(moves)
         self._tell(shares, output, told)
 
     def _asks(self, shares: Sequence[Share], output: Output) -> tuple[list[Ask], list[int]]:
@@ -213,21 +213,12 @@ class Engine:
         row.commit(tokens, row.computed + share.known + len(used))
         return emit, used
 
-    def _keep(self, share: Share, used: list[int], kept: tuple[list[int], list[int], list[int]]) -> None:
-        """Note what an accepted path needs moved: row, source and target position. The row's `computed` is behind the path already."""
-        if used and used[-1] >= len(used):
-            source, target = kv.moves(share.row.computed - len(used), used)
-            kept[0].extend([share.row.number] * len(source))
-            kept[1].extend(source)
-            kept[2].extend(target)
-
-    def _move(self, kept: tuple[list[int], list[int], list[int]]) -> None:
-        if kept[0]:
-            rows, source, target = (np.asarray(part, np.int64) for part in kept)
-            slots = self._rows.table.slots
+    def _move(self, moves: Moves) -> None:
+        """The entries of accepted paths into their places. Of the target's pool alone: a drafter makes its own anew."""
+        if moves.rows:
             device = self._backend.device
-            move = self._backend.ops.keep_kv
-            move(self._pool, torch.from_numpy(slots(rows, source)).to(device), torch.from_numpy(slots(rows, target)).to(device))
+            source, target = (torch.from_numpy(slots).to(device) for slots in moves.slots(self._rows.table))
+            self._backend.ops.keep_kv(self._pool, source, target)
 
     def _tell(self, shares: Sequence[Share], output: Output, used: Sequence[Sequence[int]]) -> None:
         """Tell a drafter that hears all what became true, with the features of the rows that it became true at. `used`: the accepted

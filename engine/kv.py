@@ -47,11 +47,26 @@ class Table:
         return (self.pages[rows, page] * self.page_tokens + offset).astype(np.int32)
 
 
-def moves(first: int, path: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Which entries an accepted path needs moved, as (source, target) positions in page order.
+class Moves:
+    """Entries that the accepted paths of a step need moved, of all its rows, in page order: `rows[i]`, from position `source[i]` to
+    `target[i]`."""
 
-    Node i of a draft was written to place `first + i`; the path's d-th node (d = 0, 1, …) belongs at `first + d`. A parent comes before
-    its child, so a source is never before its target, and a path along the first nodes of the draft needs no copy at all.
-    """
-    wrong = [(first + node, first + depth) for depth, node in enumerate(path) if node != depth]
-    return [source for source, _ in wrong], [target for _, target in wrong]
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.source: list[int] = []
+        self.target: list[int] = []
+
+    def add(self, row: int, first: int, path: Sequence[int]) -> None:
+        """Node i of a draft was written to place `first + i`; the path's d-th node (d = 0, 1, …) belongs at `first + d`. A parent comes
+        before its child, so a source is never before its target, and a path along the first nodes of the draft needs no copy at all."""
+        if not path or path[-1] < len(path):
+            return
+        wrong = [(first + node, first + depth) for depth, node in enumerate(path) if node != depth]
+        self.rows += [row] * len(wrong)
+        self.source += [source for source, _ in wrong]
+        self.target += [target for _, target in wrong]
+
+    def slots(self, table: Table) -> tuple[Ints, Ints]:
+        """Where they are and where they belong."""
+        rows = np.asarray(self.rows, np.int64)
+        return table.slots(rows, np.asarray(self.source, np.int64)), table.slots(rows, np.asarray(self.target, np.int64))

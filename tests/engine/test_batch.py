@@ -78,12 +78,14 @@ def check(batch: object, shares: list[Share], pages: dict[int, list[int]]) -> No
 def test_moves_put_a_path_in_order(first: int, path: list[int]) -> None:
     path = sorted(path)
     cells = {first + node: f"node {node}" for node in range(31)}
-    source, target = kv.moves(first, path)
-    values = [cells[s] for s in source]
-    cells.update(zip(target, values))
+    moves = kv.Moves()
+    moves.add(3, first, path)
+    values = [cells[s] for s in moves.source]
+    cells.update(zip(moves.target, values))
     assert [cells[first + depth] for depth in range(len(path))] == [f"node {node}" for node in path]
-    assert all(s > t for s, t in zip(source, target))
-    assert path != list(range(len(path))) or not source
+    assert all(s > t for s, t in zip(moves.source, moves.target))
+    assert path != list(range(len(path))) or not moves.source
+    assert moves.rows == [3] * len(moves.source)
 
 
 def test_table() -> None:
