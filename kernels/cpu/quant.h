@@ -62,6 +62,15 @@ struct Fetch {
     }
 };
 
+// So many groups ahead in a panel, and from its end on in another one, or none.
+struct FetchAhead : Fetch {
+    const uint8_t *end, *then;
+    FR_METHOD void next_group() {
+        Fetch::next_group();
+        if (at == end) at = then, step = then ? step : 0;
+    }
+};
+
 struct NoFetch {
     FR_METHOD void pair(int) const {}
     FR_METHOD void next_group() {}
@@ -248,20 +257,22 @@ void block_tile(const Tile& t, Block a, F fetch) {
     full ? finish<M, N, true>(t, y) : finish<M, N, false>(t, y);
 }
 
-// A tile of exactly `rows` rows, between LEAST and MOST, and N vectors.
+// A tile of exactly `rows` rows, between LEAST and MOST, and N vectors. A half of a panel is never the only run over its block.
 template <class Scaled, int N, int LEAST, int MOST>
-FR_INLINE void run_block(int rows, const Tile& t, const Block& a, const Fetch& fetch) {
+FR_INLINE void run_block(int rows, const Tile& t, const Block& a, const FetchAhead& fetch) {
     if constexpr (MOST >= LEAST) {
         if (rows != MOST) return run_block<Scaled, N, LEAST, MOST - 1>(rows, t, a, fetch);
         if constexpr (MOST <= LIGHT_ROWS)
             block_tile<Scaled, MOST, N>(t, a, NoFetch{});
+        else if constexpr (N == 1)
+            block_tile<Scaled, MOST, N>(t, a, Fetch(fetch));
         else
             block_tile<Scaled, MOST, N>(t, a, fetch);
     }
 }
 
 // Codes arrive while others are multiplied, as in matmul.h: the runs over a block, tiles by halves of the panel, each fetch their share of
-// what comes next, be it another task's. A single run fetches shortly ahead, and so does the first one of a thread.
+// what comes next, be it another task's. A single run fetches some groups ahead, and so does the first one of a thread.
 template <class Scaled>
 void multiply_codes(const fr::Product& p, int panel0, int panel1, int tile0, int tile1) {
     typedef typename Scaled::Codes Codes;
@@ -281,11 +292,12 @@ void multiply_codes(const fr::Product& p, int panel0, int panel1, int tile0, int
                                                          : (const uint8_t*)p.w + p.next * stride;
             const int cold = runs > 1 && p.cold && panel == panel0 && s == 0;
             const int64_t share = behind ? (bytes / (runs - cold) + 63) / 64 * 64 : 0;
+            const int near = int(AHEAD) / bytes < here ? int(AHEAD) / bytes : here - 1;
             int run = 0;
-            const auto fetch = [&]() -> Fetch {
+            const auto fetch = [&]() -> FetchAhead {
                 const int at = run++ - cold;
-                if (runs == 1 || at < 0) return {codes + AHEAD, bytes};
-                return {behind + share * here * at, share};
+                if (runs == 1 || at < 0) return {{codes + near * bytes, bytes}, codes + here * bytes, runs == 1 ? behind : nullptr};
+                return {{behind + share * here * at, share}, nullptr, nullptr};
             };
             for (int t = tile0; t < tile1; ++t) {
                 const int row = tile_start(p, t), rows = tile_start(p, t + 1) - row;
@@ -299,7 +311,7 @@ void multiply_codes(const fr::Product& p, int panel0, int panel1, int tile0, int
                     continue;
                 }
                 run_block<Scaled, 1, Scaled::WHOLE + 1, TILE_ROWS>(rows, job, a, fetch());
-                const Fetch second = fetch();
+                const FetchAhead second = fetch();
                 if (job.columns <= LANES) continue;
                 job.y += LANES, job.columns -= LANES, a.codes += Codes::HALF_CODES, a.scales += HALF, a.units += LANES;
                 if (job.bias) job.bias += LANES;
