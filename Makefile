@@ -67,8 +67,15 @@ simulate: setup ## the controller of guesses against other policies, on match tr
 bench-kernels: setup model ## the native kernels against the memory bandwidth
 	$(BIN)/python -m forerun.bench.kernels --plot
 
+# What is trained for the demo model: `DRAFTS` is where drafts lie and how their names begin, `TOKENS` how much text all heads learn from.
+DRAFTS := drafts/smollm2-135m
+TOKENS := 298000
+TRAIN := $(BIN)/forerun train-drafter --model-id $(MODEL)
+HEADS := --work $(DRAFTS).work --tokens $(TOKENS) --batch-tokens 2048
+BLOCKS := --reduced --vocab 4096 --block 4 --roots 48 --inner 704 --kv-heads 9 --window 1 --epochs 6
+
 draft: setup model ## the demo draft anew, from text that the demo model writes (on two cores perhaps half an hour)
-	$(BIN)/forerun train-drafter --kind model --model-id $(MODEL) --out drafts/smollm2-135m --tokens 263000 --epochs 2 --batch-tokens 1024 --rate 0.002
+	$(TRAIN) --kind model --out $(DRAFTS) --tokens 263000 --epochs 2 --batch-tokens 1024 --rate 0.002
 
 bench-peers: setup model ## our server beside those that tools/peers.sh installed
 	$(BIN)/forerun bench peers --plot
@@ -76,13 +83,11 @@ bench-peers: setup model ## our server beside those that tools/peers.sh installe
 bench-speculation: setup model ## guesses against none, 1 to 32 streams, five workloads (40 minutes)
 	$(BIN)/forerun bench speculation
 
-HEADS = --model-id $(MODEL) --work drafts/smollm2-135m.work --tokens 298000 --vocab 6144 --batch-tokens 2048
-
 heads: setup model ## the demo heads anew: EAGLE-3, DSpark, DFlash, Medusa, from one text, a quarter of an hour or two for each
-	$(BIN)/forerun train-drafter --kind eagle3 --out drafts/smollm2-135m-eagle3 $(HEADS) --epochs 3
-	$(BIN)/forerun train-drafter --kind dspark --out drafts/smollm2-135m-dspark $(HEADS) --epochs 2 --reduced --rank 32 --roots 20
-	$(BIN)/forerun train-drafter --kind dflash --out drafts/smollm2-135m-dflash $(HEADS) --epochs 2 --reduced --roots 20
-	$(BIN)/forerun train-drafter --kind medusa --out drafts/smollm2-135m-medusa $(HEADS) --epochs 2 --heads 3
+	$(TRAIN) --kind eagle3 --out $(DRAFTS)-eagle3 $(HEADS) --vocab 6144 --epochs 3
+	$(TRAIN) --kind dspark --out $(DRAFTS)-dspark $(HEADS) $(BLOCKS) --rank 24
+	$(TRAIN) --kind dflash --out $(DRAFTS)-dflash $(HEADS) $(BLOCKS)
+	$(TRAIN) --kind medusa --out $(DRAFTS)-medusa $(HEADS) --vocab 6144 --epochs 2 --heads 3
 
 bench-drafters: setup model ## trained drafters and mixtures against none, 1 to 16 streams, five workloads, with a picture
 	$(BIN)/python -m forerun.bench.drafters --plot

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from forerun.backends.registry import open_backend
 from forerun.cli import main
@@ -34,6 +34,7 @@ SMALL = {
     "dspark": ["--block", "3", "--draft-layers", "1", "--states", "2", "--rank", "8"],
 }
 SMALL |= {f"{kind} reduced": [*SMALL[kind], "--reduced", "--vocab", "300", "--inner", "48"] for kind in ("dflash", "dspark")}
+SMALL["dspark near"] = [*SMALL["dspark reduced"], "--draft-layers", "2", "--kv-heads", "4", "--window", "2"]
 HEADS = sorted(SMALL)
 PROMPTS = [[17, 300, 45, 6, 201, 9], [8, 8, 411]]
 LONG = 40
@@ -129,14 +130,15 @@ def test_it_learns_what_it_reads(kind: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_the_engine_guesses_what_training_said(kind: str, folder: Path, tmp_path: Path) -> None:
-    """Place for place: positions, layers, norms, vocabulary and layout are the same on both sides."""
+    """Place for place: positions, layers, norms, vocabulary and layout are the same on both sides. Of chains: which of two siblings is
+    surer is what calibration has learned."""
     head = trained(kind, folder, 12)
     head.save(tmp_path)
     rounded(head, tmp_path)
     backend = open_backend("cpu", 1)
     model = load_model(start(folder), backend, lambda *progress: None)
     host = Host(start(folder), backend, model, lambda *progress: None)
-    recorder = Recorder(open_drafter(f"{head.facts['speculator']}={tmp_path}", Setting(8, True, host)))
+    recorder = Recorder(open_drafter(f"{head.facts['speculator']}={tmp_path}", Setting(8, False, host)))
     answers = run(folder, recorder)
     same = compared = held = 0
     for record, answer, chains in zip(written(folder), answers, recorder.chains[-2:], strict=True):
@@ -150,13 +152,14 @@ def test_the_engine_guesses_what_training_said(kind: str, folder: Path, tmp_path
                 if not right:
                     break
     assert compared > 20 and held > 5 and held < compared
-    assert same > 0.95 * compared, f"{same} of {compared} guesses are as training said"
+    assert same > 0.98 * compared, f"{same} of {compared} guesses are as training said"
 
 
 def rounded(head: registry.Draft, folder: Path) -> None:
-    """The net as it was saved."""
+    """The net as it was saved; and what was saved in float32, for the engine multiplies in the type that weights are stored in."""
     (file,) = folder.glob("*.safetensors")
-    saved = load_file(file)
+    saved = {name: value.float() if value.is_floating_point() else value for name, value in load_file(file).items()}
+    save_file(saved, file)
     for name, value in head.net.state_dict().items():
         found = next((other for key, other in saved.items() if key == name or key.endswith("." + name) or key == _medusa(name)), None)
         if found is not None and value.is_floating_point():
@@ -201,6 +204,9 @@ def test_the_command_makes_a_head_with_its_report(folder: Path, tmp_path: Path) 
         ("dflash", ["--block", "1"], "2 or more"),
         ("dspark", ["--mask-token", "512"], "512"),
         ("dspark", ["--rank", "0"], "--rank 64"),
+        ("dspark", ["--kv-heads", "3"], "use 4"),
+        ("dflash", ["--window", "2"], "give --reduced too"),
+        ("dflash", ["--window", "-1", "--reduced"], "0 or more"),
         ("dspark", ["--reduced", "--with-ends"], "leave out --with-ends"),
     ],
 )

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from forerun.train.kinds.dflash import BlockNet, Blocks, Sizes, aims, begin, block_facts, block_options, fading, hold, tensors_of
+from forerun.train.kinds.blocks import Aims, BlockNet, Blocks, Sizes, begin, block_facts, block_options, faded, hold, tensors_of
 from forerun.train.kinds.flat import Flat, distances
+from forerun.train.kinds.model import compressed
 from forerun.train.kinds.registry import Setting
 from forerun.train.kinds.source import write
 from forerun.train.shards import Record
@@ -31,13 +32,13 @@ SURE = 0.3
 
 
 class Markov(nn.Module):
-    """`read`: tokens that may stand before a guess; `guessed`: tokens that it may be."""
+    """`read`: tokens that may stand before a guess, which begin as the principal components of their embeddings; `guessed`: tokens that it
+    may be."""
 
     def __init__(self, read: int, guessed: int, rank: int) -> None:
         super().__init__()
         self.markov_w1 = nn.Embedding(read, rank)
         self.markov_w2 = nn.Linear(rank, guessed, bias=False)
-        nn.init.normal_(self.markov_w1.weight, std=0.02)
         nn.init.zeros_(self.markov_w2.weight)
 
 
@@ -50,8 +51,8 @@ class Confidence(nn.Module):
 
 
 class Net(BlockNet):
-    def __init__(self, sizes: Sizes, layers: int, rank: int) -> None:
-        super().__init__(sizes.source, len(sizes.taps), layers, sizes.inner, sizes.own)
+    def __init__(self, sizes: Sizes, rank: int) -> None:
+        super().__init__(sizes)
         self.markov_head = Markov(sizes.vocabulary.vocab, sizes.head.size, rank)
         self.confidence_head = Confidence(sizes.source.hidden + rank)
 
@@ -81,29 +82,27 @@ class Dspark:
             raise ValueError("--reduced has an output head of its own: leave out --with-ends")
         with torch.random.fork_rng():
             torch.manual_seed(setting.seed)
-            net = Net(sizes, asked.draft_layers, asked.rank)
+            net = Net(sizes, asked.rank)
         begin(net, sizes.source)
+        with torch.no_grad():
+            start = compressed(sizes.source.embedding(), asked.rank)
+            net.markov_head.markov_w1.weight.copy_(start / start.std())
         return Dspark(sizes, net, sizes.blocks(net, setting, asked, 1), asked.with_ends)
 
     def loss(self, batch: Sequence[Record]) -> Tensor:
         head, markov, to_draft = self._sizes.head, self.net.markov_head, self._sizes.to_draft
-        total, weight = 0.0 * self.net.norm.weight.sum(), torch.tensor(1e-9)  # also where all answers are too short for a root
-        for record, roots, hidden in self._blocks.drawn(batch):
-            flat = Flat.of([record])
-            block, place, goal = aims(flat, record, roots, hidden.shape[1])
-            h = hidden[block, place]
-            e = markov.markov_w1(flat.tokens[roots[block] + place])
-            scores = functional.log_softmax((head.logits(h) + e @ head.learnt(markov.markov_w2.weight).T).float(), -1)
-            candidates, target = to_draft[flat.candidates[goal]], flat.logprobs[goal].exp()
-            likely = scores.gather(1, candidates.clamp(min=0)).exp() * (candidates >= 0)
-            covered = torch.minimum(likely, target).sum(-1).detach().clamp(0.0, 1.0)
-            sure = self.net.confidence_head.proj(torch.cat([h.float(), e], -1))[:, 0].float()
-            each = distances(scores, candidates, flat.logprobs[goal]) + SURE * functional.binary_cross_entropy_with_logits(
-                sure, covered, reduction="none"
-            )
-            share = fading(place)
-            total, weight = total + (share * each).sum(), weight + share.sum()
-        return total / weight
+        flat = Flat.of(batch)
+        roots, hidden = self._blocks.drawn(batch)
+        aims = Aims.of(flat, roots, hidden.shape[1])
+        h, e = hidden[aims.block, aims.place], markov.markov_w1(aims.before)
+        scores = functional.log_softmax((head.logits(h) + e @ head.learnt(markov.markov_w2.weight).T).float(), -1)
+        candidates, likely = to_draft[flat.candidates[aims.goal]], flat.logprobs[aims.goal]
+        wrong = distances(scores, candidates, likely)
+        guessed = scores.detach().gather(1, candidates.clamp(min=0)).exp() * (candidates >= 0)
+        covered = torch.minimum(guessed, likely.exp()).sum(-1).clamp(0.0, 1.0)
+        sure = self.net.confidence_head.proj(torch.cat([h.float(), e], -1))[:, 0].float()
+        unsure = functional.binary_cross_entropy_with_logits(sure, covered, reduction="none")
+        return faded(wrong + SURE * unsure, aims.place)
 
     def hits(self, record: Record, depth: int) -> NDArray[np.bool_]:
         right = np.zeros((record.generated, depth), bool)

@@ -5,6 +5,8 @@ Attention is given its keys, values and what may be seen; which rows those are i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -77,6 +79,22 @@ class Attention(nn.Module):
         for i, (_, value) in enumerate(extra):
             out = out + share[..., keys.shape[0] + i].permute(2, 0, 1)[..., None] * value[:, :, None]
         return out.reshape(rows, -1)
+
+    def over_blocks(self, own: Sequence[Tensor], context: Sequence[Tensor], roots: Tensor, window: int = 0) -> Tensor:
+        """Blocks of S rows at `roots` [a], each of which sees itself and what lies before its root, of that with a `window` so many places.
+        own: queries [a, S, heads, D], keys and values [a, S, kv heads, D]; context: keys and values [t, kv heads, D] of places 0 … t−1 →
+        [a · S, heads · D]."""
+        (q, own_keys, own_values), (keys, values) = own, context
+        count, size = q.shape[:2]
+        grouped = q.view(count, size, self._kv, self._heads // self._kv, self._dim) * self._dim**-0.5
+        ahead = roots[:, None] - torch.arange(len(keys))
+        unseen = (ahead <= 0) | (ahead > window) if window else ahead <= 0
+        before = torch.einsum("asgrd,tgd->gasrt", grouped, keys).float().masked_fill(unseen[:, None, None], float("-inf"))
+        beside = torch.einsum("asgrd,akgd->gasrk", grouped, own_keys).float()
+        share = torch.softmax(torch.cat([before, beside], -1), -1)
+        out = torch.einsum("gasrt,tgd->asgrd", share[..., : len(keys)], values)
+        out = out + torch.einsum("gasrk,akgd->asgrd", share[..., len(keys) :], own_values)
+        return out.reshape(count * size, self._heads * self._dim)
 
 
 class Mlp(nn.Module):

@@ -78,10 +78,16 @@ class Source:
         return self.embedding() if found is None else self.checkpoint.read(found).float()
 
     def begin(self, parameter: Tensor, name: str) -> None:
-        """The parameter starts as the target's tensor of this name, if there is one of its shape."""
-        if name in self.checkpoint.names() and self.checkpoint.shape(name) == tuple(parameter.shape):
+        """The parameter starts as the target's tensor of this name, if there is one of its shape, or one whose heads [of `head_dim` rows]
+        fill it when each is repeated: more query heads then have keys and values of their own."""
+        if name not in self.checkpoint.names():
+            return
+        found = self.checkpoint.read(name)
+        if "_proj" in name and len(parameter) > len(found) and len(parameter) % len(found) == 0:
+            found = found.view(-1, self.head_dim, found.shape[1]).repeat_interleave(len(parameter) // len(found), 0).flatten(0, 1)
+        if found.shape == parameter.shape:
             with torch.no_grad():
-                parameter.copy_(self.checkpoint.read(name))
+                parameter.copy_(found)
 
     def begin_layer(self, layer: nn.Module) -> None:
         """A decoder layer of Llama's names starts as the target's last."""
