@@ -56,7 +56,7 @@ class Speculator:
             return
         asked: list[Share] = []
         rooms: list[Room] = []
-        tolls = bool(plan.toll)
+        tolls, guided = bool(plan.toll), False
         budget, price = (self._nodes, 0.0) if tolls else (min(plan.budget, self._step_nodes), plan.price)
         for share in shares:
             if share.guess and self._can_be_asked(share):
@@ -65,6 +65,7 @@ class Speculator:
                     asked.append(share)
                     rooms.append(room)
                     budget -= 0 if tolls else room.nodes
+                    guided = guided or share.row.matching is not None
         if not asked:
             return
         rows = [share.row for share in asked]
@@ -74,7 +75,9 @@ class Speculator:
             terms = Terms(plan.price, plan.goodput)
             drafts = self._drafter.propose([row.number for row in rows], [room.nodes for room in rooms], terms)
             fitting = [self._fit(draft, room) for draft, room in zip(drafts, rooms, strict=True)]
-            for share, draft in zip(asked, grammar.along(asked, fitting, rooms), strict=True):
+            if guided:
+                fitting = grammar.along(asked, fitting, rooms)
+            for share, draft in zip(asked, fitting):
                 share.draft = draft
             if tolls:
                 self._choose([share for share in asked if not share.draft.law], plan)
