@@ -26,7 +26,7 @@ from forerun.engine.drafters.calibration import Calibration
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Late, Needs, Terms
 from forerun.engine.drafters.history import fresh
 from forerun.engine.drafters.registry import Setting
-from forerun.engine.drafters.remote_wire import BROKEN, Refused, Wire
+from forerun.engine.drafters.remote_wire import BROKEN, TIMEOUT_SECONDS, Refused, Wire
 from forerun.engine.drafters.vocabulary import texts
 from forerun.engine.errors import StartError
 from forerun.engine.models.load import find
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 MOST = 8
 """guesses for a row, unless told otherwise"""
 MOST_WAIT_MS = 20.0
-"""that a step may wait for guesses, however much they promise"""
+"""that a step may wait for guesses, however much they promise; an answer that a step may wait for may take as long"""
 LEAST_WAIT = 50e-6
 """seconds that are always waited"""
 AHEAD = 2
@@ -81,10 +81,11 @@ class Remote:
                     f"speculator remote does not know {option!r}", "use remote=http://HOST:PORT or remote=http://HOST:PORT,wait=20"
                 )
             wait = float(number)
+        seconds = wait / 1000
         check(url)
         host = setting.worker
         hello = Hello(uuid.uuid4().hex, 0, host.model.vocab, fingerprint(texts(find(host.start))))
-        wire = Wire(url, hello)
+        wire = Wire(url, hello, max(TIMEOUT_SECONDS, seconds))
         try:
             wire.greet()
         except Refused as refused:
@@ -94,7 +95,7 @@ class Remote:
         except BROKEN:
             pass  # the line's thread says so, and goes on trying
         wire.start()
-        return cls(wire, setting.nodes or MOST, wait / 1000)
+        return cls(wire, setting.nodes or MOST, seconds)
 
     def _lacks(self) -> Late:
         return Late(answers=self._late)

@@ -20,7 +20,7 @@ from forerun.drafting import HELLO, Answer, Ask, Guess, Heard, Hello, Refusal, W
 from forerun.engine.drafters.draft import Commit, Draft, Terms
 from forerun.engine.drafters.registry import open_drafter
 from forerun.engine.drafters.remote import Remote, check, rerooted
-from forerun.engine.drafters.remote_wire import Wire
+from forerun.engine.drafters.remote_wire import TIMEOUT_SECONDS, Wire
 from forerun.engine.draftservice import Written
 from forerun.engine.errors import StartError
 from tests.engine.drafters.companions import setting, write_target
@@ -282,6 +282,12 @@ class TestOpening:
         drafter = open_drafter("remote=http://127.0.0.1:9,wait=1", setting(write_target(tmp_path)))
         drafter.absorb(Commit([0], [0], [[1, 2]], [3]))
         assert drafter.propose([0], [4]) == [Draft.none()]
+
+    @pytest.mark.parametrize(("value", "seconds"), [("", TIMEOUT_SECONDS), (",wait=1", TIMEOUT_SECONDS), (",wait=4500", 4.5)])
+    def test_an_answer_may_take_as_long_as_a_step_may_wait(self, value: str, seconds: float, tmp_path: Path) -> None:
+        """A model of one's own takes its time. Were an answer given up before that, nobody would ever hear a guess of it."""
+        drafter = open_drafter(f"remote=http://127.0.0.1:9{value}", setting(write_target(tmp_path)))
+        assert drafter._wire._timeout == seconds  # type: ignore[attr-defined]
 
     def test_a_service_that_is_slow_to_wake_is_greeted_anew(self) -> None:
         """The first greeting is given up in the middle; the next one does not suffer from it."""
