@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from forerun.engine.kv import Table
@@ -73,8 +73,7 @@ def build(shares: Sequence[Share], table: Table, device: torch.device) -> Batch:
     facts = np.array([(s.row.number, s.row.computed, s.known, s.scored, s.draft.count) for s in shares], np.int64)
     numbers, context, known, scored, nodes = facts.reshape(-1, 5).T
     counts = known + nodes
-    starts = np.zeros(len(shares) + 1, np.int64)
-    np.cumsum(counts, out=starts[1:])
+    starts = _starts(counts)
     tokens: list[int] = []
     for share in shares:
         row = share.row
@@ -87,8 +86,7 @@ def build(shares: Sequence[Share], table: Table, device: torch.device) -> Batch:
         _hang(shares, (starts[:-1] + known).tolist(), places, parents)
     width = -(-int((context + counts).max(initial=1)) // table.page_tokens)
     logit_rows = _ranges(starts[:-1] + known - scored, scored + nodes)
-    arrays = (tokens, places, slots, parents, starts, known, context, table.pages[numbers, :width], logit_rows)
-    return Batch(*(torch.from_numpy(np.ascontiguousarray(array, np.int32)).to(device) for array in arrays))
+    return _on(device, tokens, places, slots, parents, starts, known, context, table.pages[numbers, :width], logit_rows)
 
 
 def feed(
@@ -98,15 +96,13 @@ def feed(
     Logits are asked for at the last token of each row that `ends`."""
     numbers, before = np.array(rows, np.int64), np.array(context, np.int64)
     known = np.array([len(each) for each in tokens], np.int64)
-    starts = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum(known, out=starts[1:])
+    starts = _starts(known)
     places = _ranges(before, known)
     slots = table.slots(np.repeat(numbers, known), places)
     width = -(-int((before + known).max(initial=1)) // table.page_tokens)
     logit_rows = starts[1:][np.array(ends, bool)] - 1
     flat = [token for each in tokens for token in each]
-    arrays = (flat, places, slots, np.full(len(flat), -1), starts, known, before, table.pages[numbers, :width], logit_rows)
-    return Batch(*(torch.from_numpy(np.ascontiguousarray(array, np.int32)).to(device) for array in arrays))
+    return _on(device, flat, places, slots, np.full(len(flat), -1), starts, known, before, table.pages[numbers, :width], logit_rows)
 
 
 class Stem(NamedTuple):
@@ -128,8 +124,7 @@ def grow(stems: Sequence[Stem], table: Table, device: torch.device) -> Batch:
     known, nodes = (np.array(part, np.int64) for part in ([s.known for s in stems], [len(s.parents) for s in stems]))
     numbers, base = np.array([s.row for s in stems], np.int64), np.array([s.base for s in stems], np.int64)
     context, counts = np.array([s.context for s in stems], np.int64), known + nodes
-    starts = np.zeros(len(stems) + 1, np.int64)
-    np.cumsum(counts, out=starts[1:])
+    starts = _starts(counts)
     places = _ranges(context, counts)
     slots = table.slots(np.repeat(numbers, counts), places)
     positions = places - np.repeat(base, counts)
@@ -147,8 +142,19 @@ def grow(stems: Sequence[Stem], table: Table, device: torch.device) -> Batch:
     width = -(-int((context - base + counts).max()) // size)
     columns = np.minimum(base[:, None] // size + np.arange(width), table.pages.shape[1] - 1)
     pages = table.pages[numbers[:, None], columns]
-    arrays = (np.arange(len(places)), positions, slots, parents, starts, known, context - base, pages, logit_rows)
-    return Batch(*(torch.from_numpy(np.ascontiguousarray(array, np.int32)).to(device) for array in arrays))
+    return _on(device, np.arange(len(places)), positions, slots, parents, starts, known, context - base, pages, logit_rows)
+
+
+def _on(device: torch.device, *fields: ArrayLike) -> Batch:
+    """The fields of a batch, in their order, as it wants them: int32 and contiguous."""
+    return Batch(*(torch.from_numpy(np.ascontiguousarray(field, np.int32)).to(device) for field in fields))
+
+
+def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each of so many rows begins, and where the last ones end."""
+    starts = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=starts[1:])
+    return starts
 
 
 def _ranges(first: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.int64]:
