@@ -14,8 +14,8 @@ from torch import Tensor
 
 from forerun.engine.drafters.draft import Commit
 from forerun.engine.drafters.history import fresh
+from forerun.engine.drafters.taps import open_row
 from forerun.engine.rows import Row
-from forerun.messages import SamplingParams
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -57,10 +57,3 @@ class Tips:
     def forget(self, rows: Sequence[int]) -> None:
         for number in rows:
             self._tips.pop(number, None)
-
-
-def open_row(commit: Commit, i: int) -> Row:
-    """A row that is heard of for the first time, without its tokens."""
-    prompt = commit.prompt[i] if commit.prompt else len(commit.tokens[i])
-    params = commit.params[i] if commit.params else SamplingParams(seed=0, prompt_tokens=prompt, max_new_tokens=1 << 30)
-    return Row.open(commit.rows[i], params, [])
