@@ -46,6 +46,8 @@ DEADLINE = Failure("Deadline exceeded", "deadline_exceeded", 504)
 """504, not 4xx: the request was sound, the server was too slow for it. Not 429 or 503, which clients answer by sending it again."""
 
 _NO_GUESSES = Allowance([], 0)
+_GUESSED = 8
+"""prompts leave guesses a row for every so many of a step"""
 
 
 class Scheduler:
@@ -253,14 +255,16 @@ class Scheduler:
         return feed, dataclasses.replace(allowance, total=min(most, allowance.total)) if most else _NO_GUESSES
 
     def _allowance(self, step: Step, decoding: list[tuple[Entry, list[int]]]) -> Allowance:
-        """What the budget grants, as far as prompts in the same step leave room for it in the pause that they may cause."""
-        room = self._pace.room(step.decode_rows + step.prefill_tokens)
-        if not decoding or (step.prefill_tokens and not room):
-            return _NO_GUESSES
-        allowance = self._budget([entry.sequence for entry, _ in decoding])
+        """What the budget grants; where prompts are in the step, as far as they leave room in the pause that they may cause, but always an
+        eighth of the step: streams would go without guesses for as long as prompts keep coming, when their steps are longest."""
+        allowance = self._budget([entry.sequence for entry, _ in decoding]) if decoding else None
         if allowance is None or allowance.total <= 0:
             return _NO_GUESSES
-        return dataclasses.replace(allowance, total=min(allowance.total, room)) if step.prefill_tokens else allowance
+        if not step.prefill_tokens:
+            return allowance
+        rows = step.decode_rows + step.prefill_tokens
+        room = max(self._pace.room(rows), rows // _GUESSED)
+        return dataclasses.replace(allowance, total=min(allowance.total, room)) if room else _NO_GUESSES
 
     def _room_for_guesses(self, entry: Entry, wanted: int) -> tuple[int, list[int]]:
         """As many guesses as may be of use and find room without driving anybody out, and the pages granted for them."""
