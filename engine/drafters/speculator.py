@@ -50,21 +50,22 @@ class Speculator:
         return rejection.blind(row.params) if self._rejects else row.params
 
     def draft(self, shares: Sequence[Share], table: Table, plan: StepPlan) -> None:
-        """Set the draft of every share that may guess. Where the plan has tolls, all drafts compete for it; otherwise they take of its
-        budget in turn."""
+        """Set the draft of every share that may guess. Where the plan has tolls, all drafts compete for its budget; otherwise, and where
+        they are drawn and so nothing may be left out for what it is, they take of it in turn."""
         if self.failures.enough:
             return
         asked: list[Share] = []
         rooms: list[Room] = []
         tolls, guided = bool(plan.toll), False
-        budget, price = (self._nodes, 0.0) if tolls else (min(plan.budget, self._step_nodes), plan.price)
+        compete = tolls and not self._rejects
+        budget, price = self._nodes if compete else min(plan.budget, self._step_nodes), 0.0 if tolls else plan.price
         for share in shares:
             if share.guess and self._can_be_asked(share):
                 room = self._room(share, min(share.guess, budget), table.reach(share.row.number), price)
                 if room.nodes > 0 and room.depth > 0:
                     asked.append(share)
                     rooms.append(room)
-                    budget -= 0 if tolls else room.nodes
+                    budget -= 0 if compete else room.nodes
                     guided = guided or share.row.matching is not None
         if not asked:
             return

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 from forerun.engine.drafters.dag import Dag
@@ -151,12 +153,13 @@ def test_budget_and_price_bound_the_nodes() -> None:
         assert sequence.drafted == depth
 
 
-def chosen(weights: dict[int, float], toll: list[float], budget: int = 8) -> list[int]:
+def chosen(weights: dict[int, float], toll: list[float], budget: int = 8, rejects: bool = False) -> list[int]:
     """How many nodes two rows with the same draft keep, of a chain in which each guess holds half of the time."""
 
     class Even(Faulty):
         def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
-            return [Draft.chain([1] * 4, [0.5] * 4) for _ in rows]
+            drafts = [Draft.chain([1] * most, [0.5] * most) for most in budget]
+            return [dataclasses.replace(draft, law=[np.full(VOCAB, 1 / VOCAB)] * draft.count) if rejects else draft for draft in drafts]
 
     params = params_for([1, 2, 3], max_new_tokens=50)
     table = Table(2, 64, 16)
@@ -164,7 +167,7 @@ def chosen(weights: dict[int, float], toll: list[float], budget: int = 8) -> lis
     for number in range(2):
         table.grant(number, range(4 * number, 4 * number + 4))
         shares.append(Share(Row.open(number, params, [1, 2, 3], 2), 1, 4, Draft.none(), []))
-    speculator = Speculator(Even(""), VOCAB, 64, 8, 16)
+    speculator = Speculator(Even(""), VOCAB, 64, 8, 16, rejects)
     speculator.draft(shares, table, StepPlan(1, budget=budget, toll=toll, weights=weights))
     return [share.draft.count for share in shares]
 
@@ -185,3 +188,4 @@ def test_a_budget_bounds_also_what_is_worth_its_toll() -> None:
     cheap = [0.001 * (n + 1) for n in range(8)]
     assert chosen({}, cheap) == [4, 4]
     assert [sum(chosen({}, cheap, budget)) for budget in (5, 1, 0)] == [5, 1, 0]
+    assert chosen({}, cheap, 5, rejects=True) == [4, 1], "drawn drafts take of it in turn"
