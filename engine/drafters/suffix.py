@@ -89,7 +89,7 @@ class Suffix:
         words = {word for word in value.split(",") if word}
         if unknown := words - {"private", "chain"}:
             raise StartError(f"speculator suffix does not know {', '.join(sorted(unknown))}", "use suffix, suffix=private or suffix=chain")
-        return cls(setting.nodes or MOST, tree=setting.tree and "chain" not in words, shared="private" not in words)
+        return cls(setting.nodes or MOST, setting.tree and "chain" not in words, "private" not in words, SHARED_TOKENS)
 
     def absorb(self, commit: Commit) -> None:
         for i, number in enumerate(commit.rows):
