@@ -196,8 +196,8 @@ def test_integers_are_the_numbers_they_stand_for(method: str, group: int, symmet
     want = Feeder(load(tmp_path / "plain", backend), backend, sequences).run()
     model = load(packed, backend)
     assert model.facts["weights"] == ("f32, int4-symmetric" if symmetric else "f32, int4")
-    for got, expected in zip(Feeder(model, backend, sequences).run(), want):
-        assert (got - expected).abs().max() < (2e-4 if symmetric else 6e-3) * expected.abs().max()
+    for got, expected in zip(Feeder(model, backend, sequences).run(), want):  # activations have 16 bits, a step for every span
+        assert (got - expected).abs().max() < (4e-4 if symmetric else 6e-3) * expected.abs().max()
     assert load(packed, backend, quantize=method).facts == load(packed, backend, quantize="gptq").facts == model.facts
     if method == "gptq":
         with pytest.raises(StartError, match="but the checkpoint is quantised with gptq"):
