@@ -126,7 +126,7 @@ def table(spots: dict[str, list[Spot]], streams: int) -> str:
     rows = [f"| {streams} stream{'s' * (streams > 1)} | {' | '.join(names)} | mean |", "|---" * (len(names) + 2) + "|"]
     for drafter, of_one in spots.items():
         own = {spot.workload: spot for spot in of_one if spot.streams == streams}
-        cells = [f"{own[name].ratio:.2f} ({own[name].tokens:.2f})" for name in names if name in own]
+        cells = [f"{own[name].ratio:.2f} ({own[name].tokens:.2f})" if name in own else "–" for name in names]
         mean = [sum(values) / len(own) for values in zip(*((spot.ratio, spot.tokens) for spot in own.values()))]
         rows.append(f"| `{drafter}` | {' | '.join(cells)} | {mean[0]:.2f} ({mean[1]:.2f}) |")
     return "\n".join(rows)
