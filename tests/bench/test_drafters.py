@@ -65,7 +65,8 @@ def test_the_table_has_a_row_for_each_drafter_and_their_means() -> None:
     lines = table(SPOTS, 1).splitlines()
     assert lines[0] == "| 1 stream | chat | copy | mean |" and len(lines) == 5
     assert lines[2] == "| `suffix` | 1.20 (1.50) | 2.00 (1.50) | 1.60 (1.50) |"
-    assert table(SPOTS, 4).splitlines()[2] == "| `suffix` | 1.10 (1.50) | – | 1.10 (1.50) |", "a load that was not run leaves its place empty"
+    # A load that was not run leaves its place empty.
+    assert table(SPOTS, 4).splitlines()[2] == "| `suffix` | 1.10 (1.50) | – | 1.10 (1.50) |"
 
 
 def test_mixtures_are_held_against_their_parts() -> None:
