@@ -19,13 +19,11 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from forerun.bench import cli, plots, process, prompts, workloads
-from forerun.bench.apis import APIS, Ask
+from forerun.bench import cli, plots, process, workloads
+from forerun.bench.apis import Ask
 from forerun.bench.errors import BenchError
 from forerun.bench.launched import Launched, ours
-from forerun.bench.load import Amount, Load, Target
-from forerun.bench.records import Shape
-from forerun.bench.speculation import FLAGS, WARM_TOKENS, checked, describe, outcome, take
+from forerun.bench.speculation import FLAGS, describe, outcome, take, warm
 from forerun.bench.sweep import Match, Outcome, Spot, condense, lives
 from forerun.bench.template import chat_form
 from forerun.bench.workloads import Workload
@@ -93,7 +91,7 @@ class Field:
                 for name, program in self._programs.items():
                     self._say(f"{done}/{total}: starting {name}")
                     servers[name] = await stack.enter_async_context(Launched(program))
-                    await self._warm(servers[name], max(match.streams for match in life))
+                    await warm(servers[name], max(match.streams for match in life))
                 for match in life:
                     if late():
                         break
@@ -103,12 +101,6 @@ class Field:
         if done < total:
             self.remarks.append(f"{done} of {total} loads, then the time was over")
         self.remarks.append(f"other programs took {others.share():.0%} of the machine meanwhile")
-
-    async def _warm(self, server: Launched, streams: int) -> None:
-        load = Load(Target(server.origin, APIS["tgi"]), Ask(WARM_TOKENS), prompts.synthetic(WARM_TOKENS))
-        for count in sorted({1, streams}):
-            checked(await load.run(Shape(streams=count), Amount(requests=2 * count)))
-        await server.settled()
 
     async def _match(self, servers: dict[str, Launched], match: Match, number: int) -> None:
         names = list(servers)

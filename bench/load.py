@@ -16,6 +16,7 @@ import msgspec
 
 from forerun.bench.apis import Api, Ask
 from forerun.bench.arrivals import arrivals
+from forerun.bench.errors import BenchError
 from forerun.bench.http import Connection, Origin
 from forerun.bench.records import Record, Shape
 from forerun.bench.sse import EventParser
@@ -207,6 +208,14 @@ class _Reader:
             self._take(self._body, self._clock())
         elif not self._done and not record.error:
             record.error = "the stream ended without its last event"
+
+
+def checked(records: list[Record], who: str = "") -> list[Record]:
+    """The records. Raises BenchError when a request failed: a figure of a run with errors says nothing."""
+    errors = {record.error for record in records if record.error}
+    if errors:
+        raise BenchError(f"{who}{': ' if who else ''}requests failed: {'; '.join(sorted(errors))}")
+    return records
 
 
 def show_progress() -> Callable[[str], None]:

@@ -20,7 +20,7 @@ from forerun.bench.bars import Bar
 from forerun.bench.entrants import OURS, Entrant
 from forerun.bench.errors import BenchError
 from forerun.bench.launched import Launched
-from forerun.bench.load import Amount, Load, Target
+from forerun.bench.load import Amount, Load, Target, checked
 from forerun.bench.records import Record, Shape
 from forerun.bench.stats import median, percentile
 from forerun.bench.turns import Clock, in_turns
@@ -120,7 +120,7 @@ class Contest:
         found: list[str] = []
         for _ in range(SCREENINGS):
             texts = list(itertools.islice(drawn, most))
-            records = checked(entrant, await self._load(entrant, server, most, texts))
+            records = checked(await self._load(entrant, server, most, texts), entrant.name)
             found += [text for text, record in zip(texts, records) if record.tokens == self._settings.tokens]
             if len(found) >= most:
                 self._texts[entrant.name] = found[:most]
@@ -135,17 +135,9 @@ class Contest:
         return await load.run(Shape(streams=streams), Amount(requests=len(texts)))
 
 
-def checked(entrant: Entrant, records: list[Record]) -> list[Record]:
-    """Raises BenchError when a request failed."""
-    errors = {record.error for record in records if record.error}
-    if errors:
-        raise BenchError(f"{entrant.name}: requests failed: {'; '.join(sorted(errors))}")
-    return records
-
-
 def outcome(entrant: Entrant, number: int, streams: int, records: list[Record]) -> Turn:
     """What became of a load. Raises BenchError when a request failed."""
-    seconds = max(record.ended for record in checked(entrant, records)) - records[0].due
+    seconds = max(record.ended for record in checked(records, entrant.name)) - records[0].due
     firsts = sorted(record.first_token_seconds * 1000 for record in records)
     gaps = sorted(gap * 1000 for record in records for gap in record.gaps)
     tokens = sum(record.tokens for record in records)

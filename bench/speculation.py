@@ -17,7 +17,7 @@ from forerun.bench import process, prompts
 from forerun.bench.apis import APIS, Ask
 from forerun.bench.errors import BenchError
 from forerun.bench.launched import Launched, ours
-from forerun.bench.load import Amount, Load, Target
+from forerun.bench.load import Amount, Load, Target, checked
 from forerun.bench.records import Record, Shape, busy_time
 from forerun.bench.stats import median, percentile
 from forerun.bench.sweep import Match, Outcome, Side, lives
@@ -76,26 +76,27 @@ class Sweep:
                 if (await guessing.info())["speculator"] == "none":
                     raise BenchError("the server that is to guess does not: name a drafter with --speculator")
                 for server in (guessing, plain):
-                    await self._warm(server, max(match.streams for match in life))
+                    await warm(server, max(match.streams for match in life))
                 for match in life:
                     self._say(f"{len(self.outcomes) + 1}/{total}: {match.workload}, {match.streams} streams, round {match.round + 1}")
                     self.outcomes.append(await self._match(guessing, plain, match))
         self.remarks.append(f"other programs took {others.share():.0%} of the machine meanwhile")
         return self.outcomes
 
-    async def _warm(self, server: Launched, streams: int) -> None:
-        """Touches the memory that the largest batch needs, and records its steps, with texts that no workload has; then lets it measure
-        what steps cost."""
-        load = Load(Target(server.origin, APIS["tgi"]), Ask(WARM_TOKENS), prompts.synthetic(WARM_TOKENS))
-        for count in sorted({1, streams}):
-            checked(await load.run(Shape(streams=count), Amount(requests=2 * count)))
-        await server.settled()
-
     async def _match(self, guessing: Launched, plain: Launched, match: Match) -> Outcome:
         servers = (guessing, plain) if match.guessing_first else (plain, guessing)
         taken = dict(zip(servers, await take(servers, match, self._ask, self._form)))
         (fast, counts), (slow, _) = taken[guessing], taken[plain]
         return outcome(match, fast, counts, slow)
+
+
+async def warm(server: Launched, streams: int) -> None:
+    """Touches the memory that the largest batch needs, and records its steps, with texts that no workload has; then lets it measure what
+    steps cost."""
+    load = Load(Target(server.origin, APIS["tgi"]), Ask(WARM_TOKENS), prompts.synthetic(WARM_TOKENS))
+    for count in sorted({1, streams}):
+        checked(await load.run(Shape(streams=count), Amount(requests=2 * count)))
+    await server.settled()
 
 
 Taken = tuple[list[Record], "Counts"]
@@ -146,14 +147,6 @@ class Counts:
             self.committed - before.committed,
             {name: value - before.state.get(name, 0.0) * ("_total" in name) for name, value in self.state.items()},
         )
-
-
-def checked(records: list[Record]) -> list[Record]:
-    """Raises BenchError when a request failed: a figure of a run with errors says nothing."""
-    errors = {record.error for record in records if record.error}
-    if errors:
-        raise BenchError(f"requests failed: {'; '.join(sorted(errors))}")
-    return records
 
 
 def outcome(match: Match, fast: Sequence[Record], counts: Counts, slow: Sequence[Record]) -> Outcome:

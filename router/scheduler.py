@@ -245,11 +245,11 @@ class Scheduler:
         fed: list[Fed] = []
         most = 0
         for (entry, pages), wanted in zip(decoding, wishes, strict=True):
-            guess, more = self._room_for_guesses(entry, wanted) if wanted else (0, [])
+            guess, more = self._room_for_guesses(entry, wanted)
             entry.picks += 1
             entry.ahead += 1 + guess
             fed.append(Fed(entry, entry.number, 1, guess, True))
-            feed.append(Feed(entry.number, 1, guess, pages + more if more else pages))
+            feed.append(Feed(entry.number, 1, guess, pages + more))
             most += guess
         step.fed[:0] = fed
         return feed, dataclasses.replace(allowance, total=min(most, allowance.total)) if most else _NO_GUESSES

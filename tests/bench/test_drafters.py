@@ -102,12 +102,12 @@ async def test_servers_take_turns_and_nobody_reads_a_prompt_twice(monkeypatch: p
         asked.extend((server.name, match.workload, tuple(match.prompts)) for server in servers)
         return [([record([1, 2, 3, 4], 0.0, 0.1) for _ in match.prompts], counts(0, 0, 8)) for _ in servers]
 
-    async def warm(self: Field, server: Fake, streams: int) -> None:
+    async def warm(server: Fake, streams: int) -> None:
         return None
 
     monkeypatch.setattr(drafters, "Launched", Fake)
     monkeypatch.setattr(drafters, "take", take)
-    monkeypatch.setattr(Field, "_warm", warm)
+    monkeypatch.setattr(drafters, "warm", warm)
     said: list[str] = []
     say: Callable[[str], None] = said.append
     field = Field("m", ["suffix", "ngram"], [], Settings((1, 2), 2, 8), str, say)
@@ -133,12 +133,12 @@ async def test_a_bounded_run_ends_with_whole_loads(monkeypatch: pytest.MonkeyPat
         now[0] += 15.0 * len(servers)
         return [([record([1, 2, 3, 4], 0.0, 0.1) for _ in match.prompts], counts(0, 0, 8)) for _ in servers]
 
-    async def warm(self: Field, server: str, streams: int) -> None:
+    async def warm(server: str, streams: int) -> None:
         return None
 
     monkeypatch.setattr(drafters, "Launched", launched)
     monkeypatch.setattr(drafters, "take", take)
-    monkeypatch.setattr(Field, "_warm", warm)
+    monkeypatch.setattr(drafters, "warm", warm)
     field = Field("m", ["suffix"], [], Settings((1, 4), 1, 8, requests=2, minutes=1.0), str, lambda text: None, lambda: now[0])
     await field.run([Workload(name, [f"{name}{i}" for i in range(40)]) for name in "ab"])
     assert [one.streams for one in field.outcomes["suffix"]] == [1, 1, 4] and "3 of 4 loads" in field.remarks[0]

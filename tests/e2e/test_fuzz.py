@@ -146,7 +146,7 @@ async def bystanders(server: Server) -> AsyncIterator[list[int]]:
     """Four streams, over and over: each says the same bytes every time. How often, in all, is what the list counts."""
     rounds = [0]
     over = asyncio.Event()
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)) as session:
 
         async def said(body: dict[str, Any]) -> list[bytes]:
             """The events, without the comments that keep a connection alive while the machine has other things to do."""
