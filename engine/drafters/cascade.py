@@ -25,7 +25,7 @@ from forerun.backends.base import Pool, PoolSpec
 from forerun.engine.batch import Batch, Stem, grow
 from forerun.engine.drafters.branches import ROOT, Branches, Tree
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Place, Terms
-from forerun.engine.drafters.entries import COPIES, stem
+from forerun.engine.drafters.entries import COPIES, rehearsals, stem
 from forerun.engine.drafters.lattice import Levels
 from forerun.engine.drafters.listener import CATCH_UP, Listener
 from forerun.engine.drafters.recursive_load import Embed
@@ -78,6 +78,7 @@ class Cascade:
     def __init__(self, stages: Stages, levels: Levels, host: Host, most: int) -> None:
         self._stages = stages
         self._ops, self._backend, self._told = host.backend.ops, host.backend, host.progress
+        self._hidden = host.model.hidden
         self._levels = levels
         self._branches = Branches(levels, beams=1)
         self._most, self._deepest = most, len(stages.nets)
@@ -132,14 +133,13 @@ class Cascade:
         self.listener.open(Trail(place.table, pool.keys.shape[1], successor=True))
         self._stage = Stage.open(self._room, stages.width, stages.nets[0].carried, self._backend.device)
         self._runs = [self._recorded(net, pool) for net in stages.nets]
-        longest = min(self._room, place.longest)
-        every = [Stem(row, 0, 0, 1, (), (0,)) for row in range(place.rows)]
-        alone = [[Stem(0, 0, 0, known, (), scored)] for known, scored in ((longest, ()), (longest, (0,)), (1, (0,)))]
-        for run in self._runs:
-            for stems in (alone[0], every, *alone[1:]):
+        for module in range(self._deepest):
+            for stems in rehearsals(place, self._room, 1):
                 self._told("warming", 0, 1)
+                count = sum(each.known for each in stems)
                 for _ in range(2):
-                    run(grow(stems, place.table, self._backend.device))
+                    fused = self._fused(torch.zeros(count, self._hidden, device=self._backend.device))
+                    self._levels.rehearse(self._run(module, stems, [0] * count, fused).logits)
 
     def _recorded(self, net: Net, pool: Pool) -> Callable[[Batch], Stepped]:
         ops, stage = self._ops, self._stage
@@ -177,14 +177,16 @@ class Cascade:
 
     def _first(self, stems: list[Stem], heard: list[_Progress], tokens: list[int], features: list[Tensor]) -> Stepped:
         """True rows of the first module; what it made of them, or what was there, waits for the others."""
-        net = self._stages.nets[0]
-        fused = net.fusion(self._ops, features[0] if len(features) == 1 else torch.cat(features)).float()
+        fused = self._fused(features[0] if len(features) == 1 else torch.cat(features))
         stepped = self._run(0, stems, tokens, fused)
         made = torch.split(stepped.carried if self._stages.chained else fused, [each.known for each in stems])
         for progress, rows in zip(heard, made):
             for place in (1,) if self._stages.chained else range(1, self._deepest):
                 progress.inputs[place] = torch.cat([progress.inputs[place], rows])
         return stepped
+
+    def _fused(self, features: Tensor) -> Tensor:
+        return self._stages.nets[0].fusion(self._ops, features).float()
 
     def _enter_behind(self, traced: Traced, count: int) -> None:
         progress = self._of(traced)

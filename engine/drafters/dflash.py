@@ -16,6 +16,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from forerun.backends.base import PoolSpec
 from forerun.engine.drafters.dflash_load import BlockPlan, merged, read_net, read_output, read_plan
@@ -27,12 +29,13 @@ from forerun.engine.drafters.lattice import Lattice, Levels
 from forerun.engine.drafters.listener import CATCH_UP, Listener
 from forerun.engine.drafters.registry import Host, Setting
 from forerun.engine.drafters.taps import STORAGE, Traced, Trail
-from forerun.engine.drafters.voice import ROWS, Marginals, Voice, speak
+from forerun.engine.drafters.voice import ROWS, Marginals, Said, Voice, rehearse, speak
 
 log = logging.getLogger(__name__)
 
 MOST = 16
 """nodes of a tree, unless told otherwise"""
+Places = NDArray[np.int64]
 
 
 class Dflash:
@@ -87,12 +90,13 @@ class Blocks:
     ) -> None:
         self.net, self.plan, self.levels = net, plan, levels
         self._voice = voice
-        self._ops, self._device = host.backend.ops, host.backend.device
+        self._ops, self._device, self._progress = host.backend.ops, host.backend.device, host.progress
         self._table_of_tokens = host.model.shared().table
         self.listener = Listener(levels.calibration, lambda traced, count: self._enter([(traced, count)]))
-        rows, hidden = host.start.max_rows, host.model.hidden
+        rows = host.start.max_rows
+        self._tapped = len(plan.taps) * host.model.hidden
         work = (rows * plan.size + CATCH_UP) * net.width + net.gathered(plan.size)
-        work += (STORAGE + CATCH_UP) * len(plan.taps) * hidden + 2 * max(rows, ROWS) * vocab
+        work += (STORAGE + CATCH_UP) * self._tapped + 2 * max(rows, ROWS) * vocab
         self.needs = Needs(
             plan.taps,
             (pool,),
@@ -120,8 +124,18 @@ class Blocks:
     # -- entries -----------------------------------------------------------------------------------------------------------------
 
     def _attach(self, place: Place) -> None:
+        """Entries of as much text as is read at a time and of one token, then blocks of all rows and of one: where nobody looks yet."""
         self._pool, self._table = place.pools[0], place.table
         self.listener.open(Trail(place.table, self._pool.keys.shape[1], successor=False))
+        for parts in (place.spread(CATCH_UP), [1]):
+            self._progress("warming", 0, 1)
+            rows, places = np.repeat(np.arange(len(parts)), parts), np.concatenate([np.arange(count) for count in parts])
+            self._write(torch.zeros(len(rows), self._tapped, device=self._device), rows, places, np.zeros_like(rows))
+        for count in (place.rows, 1):
+            spots = [Spot(row, 0, 1) for row in range(count)]
+            for reached in (True, False):
+                self._progress("warming", 0, 1)
+                rehearse(self.levels, self._says([0] * count, spots, [reached] * count), count, self.plan.places)
 
     def _able(self, rows: Sequence[int], budget: Sequence[int]) -> list[tuple[Traced, int, int]]:
         """(row, nodes, levels) of those whose entries are all there; makes those that are missing, of rows far behind a part."""
@@ -145,9 +159,13 @@ class Blocks:
         places = np.concatenate([np.arange(traced.row.computed, traced.row.computed + count) for traced, count in asked])
         rows, bases = (np.repeat(each, counts) for each in zip(*((traced.row.number, traced.base) for traced, _ in asked)))
         features = [self.listener.trail.take(traced, count)[1] for traced, count in asked]
+        self._write(torch.cat(features) if len(features) > 1 else features[0], rows, places, bases)
+
+    def _write(self, features: Tensor, rows: Places, places: Places, bases: Places) -> None:
+        """The entries of these places of these rows, whose own begin at these bases; features [n, taps · H]."""
         slots = torch.from_numpy(self._table.slots(rows, places)).to(self._device)
         positions = torch.from_numpy((places - bases).astype(np.int32)).to(self._device)
-        self.net.enter(self._ops, torch.cat(features) if len(features) > 1 else features[0], positions, slots, self._pool)
+        self.net.enter(self._ops, features, positions, slots, self._pool)
 
     def _reaches(self, traced: Traced) -> bool:
         """The row's pages hold a block behind its entries; what is written there is nobody's beginning any more."""
@@ -161,16 +179,21 @@ class Blocks:
 
     def _speak(self, growing: list[tuple[Traced, Lattice]], terms: Terms) -> None:
         """One block of all rows, then its places one by one."""
+        roots = [traced.row.tokens[-1] for traced, _ in growing]
+        spots = [Spot(traced.row.number, traced.base, traced.row.computed) for traced, _ in growing]
+        said = self._says(roots, spots, [self._reaches(traced) for traced, _ in growing])
+        speak(self.levels, said, [one for _, one in growing], self.plan.places, terms)
+
+    def _says(self, roots: Sequence[int], spots: Sequence[Spot], reaches: Sequence[bool]) -> Said:
+        """What the rows say of a block behind each of these roots. `reaches`: the pages hold it."""
         plan = self.plan
-        tokens = [token for traced, _ in growing for token in (traced.row.tokens[-1], *[plan.mask] * (plan.size - 1))]
+        tokens = [token for root in roots for token in (root, *[plan.mask] * (plan.size - 1))]
         embedded = self._ops.embed(self._table_of_tokens, torch.tensor(tokens, dtype=torch.int32, device=self._device), plan.input_scale)
-        embedded = embedded.view(len(growing), plan.size, -1)
+        embedded = embedded.view(len(roots), plan.size, -1)
         hidden = torch.empty_like(embedded)
-        reaches = [self._reaches(traced) for traced, _ in growing]
         for reached in (True, False):
             some = [i for i, each in enumerate(reaches) if each == reached]
             if some:
-                spots = [Spot(traced.row.number, traced.base, traced.row.computed) for traced, _ in (growing[i] for i in some)]
-                hidden[some] = self.net.block(self._ops, embedded[some], spots, self._table, self._pool, reached)
-        said = self._voice.says(hidden[:, plan.size - plan.places :])
-        speak(self.levels, said, [one for _, one in growing], plan.places, terms)
+                part = self.net.block(self._ops, embedded[some], [spots[i] for i in some], self._table, self._pool, reached)
+                hidden[some] = part
+        return self._voice.says(hidden[:, plan.size - plan.places :])

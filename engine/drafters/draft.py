@@ -193,6 +193,11 @@ class Place:
     rows: int
     longest: int
 
+    def spread(self, most: int) -> list[int]:
+        """So many tokens as parts of as few rows as can have them, or all that there can be: how many of row 0, 1, …"""
+        left = min(most, self.rows * self.longest)
+        return [min(self.longest, left - first) for first in range(0, left, self.longest)]
+
 
 def _nowhere(place: Place) -> None:
     return None

@@ -44,11 +44,13 @@ class Entries:
     def __init__(self, made: Made, levels: Levels, host: Host, most: int, scored: int) -> None:
         self._net, self._embed, self._width, self._most = made.net, made.embed, made.width, most
         self._ops, self._backend, self._progress = host.backend.ops, host.backend, host.progress
+        self._levels, self._scored = levels, scored
         self.listener = Listener(levels.calibration, self._enter_behind)
         rows = host.start.max_rows
         self._room = CATCH_UP + rows * (most + 2)
+        self._tapped = len(made.taps) * host.model.hidden
         work = self._room * (made.net.width * COPIES + made.width + made.net.carried) + 2 * rows * scored * made.net.vocab
-        work += (STORAGE + 2 * self._room) * len(made.taps) * host.model.hidden  # what waits; what is entered, joined and fused
+        work += (STORAGE + 2 * self._room) * self._tapped  # what waits; what is entered, joined and fused
         late = self.listener.lacks
         self.needs = Needs(
             made.taps, (made.pool,), most, lazy=False, weight_bytes=made.bytes, work_bytes=4 * work, attach=self._attach, late=late
@@ -85,18 +87,26 @@ class Entries:
             return net.forward(ops, stage, batch, pool)
 
         self._run = self._backend.capture(forward, None)
-        longest = min(self._room, place.longest)
-        every = [Stem(row, 0, 0, 1, (), (0,)) for row in range(place.rows)]
-        alone = [[Stem(0, 0, 0, known, (), scored)] for known, scored in ((longest, ()), (longest, (0,)), (1, (0,)))]
-        for stems in (alone[0], every, *alone[1:]):
+        for stems in rehearsals(place, self._room, min(self._scored, place.longest)):
             self._progress("warming", 0, 1)
+            count = sum(each.known for each in stems)
             for _ in range(2):
-                self._run(grow(stems, place.table, self._backend.device))
+                features = torch.zeros(count, self._tapped, device=self._backend.device)
+                self._levels.rehearse(self.run(stems, [0] * count, self.fused([([], features)])).logits)
 
     def _enter_behind(self, traced: Traced, count: int) -> None:
         row = stem(traced, count, ())
         parts = [self.listener.trail.take(traced, count)]
         self.run([row], parts[0][0], self.fused(parts))
+
+
+def rehearsals(place: Place, most: int, scored: int) -> list[list[Stem]]:
+    """Forwards of every kind that there will be, the largest and the smallest: `most` entries without logits, so many logits of all rows,
+    `most` entries and one row's logits, one entry."""
+    parts = place.spread(most)
+    text = [Stem(row, 0, 0, count, (), ()) for row, count in enumerate(parts)]
+    every = [Stem(row, 0, 0, scored, (), range(scored)) for row in range(place.rows)]
+    return [text, every, [text[0]._replace(scored=(0,)), *text[1:]], [Stem(0, 0, 0, 1, (), (0,))]]
 
 
 def stem(traced: Traced, count: int, scored: Sequence[int]) -> Stem:

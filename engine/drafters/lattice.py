@@ -124,6 +124,10 @@ class Levels:
             else:  # something that is no number, or nothing that the request allows: this row's draft ends here
                 one.depth = len(one.levels)
 
+    def rehearse(self, logits: Tensor) -> None:
+        """What `add` computes of logits, of which nothing comes: before rows are there."""
+        self._ops.pick(logits, None)
+
     def _candidates(self, one: Lattice, raw: Scores, pick: int, logprob: float, terms: Terms) -> list[tuple[int, float]]:
         """(target's token, probability), the likeliest first."""
         row, ranks = one.row, self._ranks if len(one.levels) + 1 < one.most else 1

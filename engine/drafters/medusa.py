@@ -25,13 +25,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.backends.base import Ops, Weight
-from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Terms
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Place, Terms
 from forerun.engine.drafters.heads import Heads, parse_value
 from forerun.engine.drafters.lattice import Lattice, Levels
 from forerun.engine.drafters.medusa_shapes import SHAPES
-from forerun.engine.drafters.registry import Setting
+from forerun.engine.drafters.registry import Host, Setting
 from forerun.engine.drafters.tips import Tips
-from forerun.engine.drafters.voice import ROWS, Heard, Marginal, Said, speak
+from forerun.engine.drafters.voice import ROWS, Heard, Marginal, Said, rehearse, speak
 from forerun.engine.models.decoder import Linear
 
 log = logging.getLogger(__name__)
@@ -92,11 +92,14 @@ class _Own:
 class Medusa:
     """`most`: nodes of a draft."""
 
-    def __init__(self, net: MedusaNet, levels: Levels, layer: int, most: int, weight_bytes: int, work_bytes: int) -> None:
+    def __init__(self, net: MedusaNet, levels: Levels, host: Host, most: int, weight_bytes: int, work_bytes: int) -> None:
         self.net = net
         self.levels = levels
         self._tips = Tips()
-        self.needs = Needs(layers=(layer,), most=most, lazy=False, weight_bytes=weight_bytes, work_bytes=work_bytes)
+        self._hidden, self._device = host.model.hidden, host.backend.device
+        self.needs = Needs(
+            (host.model.layers,), (), most, lazy=False, weight_bytes=weight_bytes, work_bytes=work_bytes, attach=self._attach
+        )
 
     @classmethod
     def open(cls, value: str, setting: Setting) -> Medusa:
@@ -120,7 +123,7 @@ class Medusa:
         )
         rows = host.start.max_rows
         work = 4 * (rows * (3 + len(found)) * host.model.hidden + 3 * max(rows, ROWS) * host.model.vocab)
-        return cls(net, levels, host.model.layers, min(most, host.backend.caps.max_nodes), heads.bytes, work)
+        return cls(net, levels, host, min(most, host.backend.caps.max_nodes), heads.bytes, work)
 
     def absorb(self, commit: Commit) -> None:
         for number, new in self._tips.absorb(commit):
@@ -138,6 +141,11 @@ class Medusa:
         self._tips.forget(rows)
         for number in rows:
             self.levels.calibration.forget(number)
+
+    def _attach(self, place: Place) -> None:
+        for rows in (place.rows, 1):
+            state = torch.zeros(rows, self._hidden, device=self._device)
+            rehearse(self.levels, self.net.says(state), rows, len(self.net.heads))
 
 
 def read_heads(heads: Heads, hidden: int, vocab: int) -> list[Head]:

@@ -27,12 +27,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.backends.base import Ops, Weight
-from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Terms
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Place, Terms
 from forerun.engine.drafters.heads import Heads, parse_value
 from forerun.engine.drafters.lattice import Lattice, Levels
-from forerun.engine.drafters.registry import Setting
+from forerun.engine.drafters.registry import Host, Setting
 from forerun.engine.drafters.tips import Tips
-from forerun.engine.drafters.voice import speak
+from forerun.engine.drafters.voice import rehearse, speak
 
 log = logging.getLogger(__name__)
 
@@ -153,11 +153,14 @@ class _Chained:
 class Mlp:
     """`most`: nodes of a draft."""
 
-    def __init__(self, net: Net, levels: Levels, layer: int, most: int, weight_bytes: int, work_bytes: int) -> None:
+    def __init__(self, net: Net, levels: Levels, host: Host, most: int, weight_bytes: int, work_bytes: int) -> None:
         self.net = net
         self.levels = levels
         self._tips = Tips()
-        self.needs = Needs(layers=(layer,), most=most, lazy=False, weight_bytes=weight_bytes, work_bytes=work_bytes)
+        self._hidden, self._device = host.model.hidden, host.backend.device
+        self.needs = Needs(
+            (host.model.layers,), (), most, lazy=False, weight_bytes=weight_bytes, work_bytes=work_bytes, attach=self._attach
+        )
 
     @classmethod
     def open(cls, value: str, setting: Setting) -> Mlp:
@@ -172,7 +175,7 @@ class Mlp:
         log.info("%s has an MLP speculator of %d stages", heads.path, net.count)
         work = 4 * host.start.max_rows * (12 * host.model.hidden + 3 * host.model.vocab)
         most = min(most, host.backend.caps.max_nodes)
-        return cls(net, Levels.open(host, tree), host.model.layers, most, heads.bytes, work)
+        return cls(net, Levels.open(host, tree), host, most, heads.bytes, work)
 
     def absorb(self, commit: Commit) -> None:
         for number, new in self._tips.absorb(commit):
@@ -190,6 +193,11 @@ class Mlp:
         self._tips.forget(rows)
         for number in rows:
             self.levels.calibration.forget(number)
+
+    def _attach(self, place: Place) -> None:
+        for rows in (place.rows, 1):
+            state = torch.zeros(rows, self._hidden, device=self._device)
+            rehearse(self.levels, _Chained(self.net, state), rows, self.net.count)
 
 
 def read_net(heads: Heads, ops: Ops, hidden: int, vocab: int) -> Net:

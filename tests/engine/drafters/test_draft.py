@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.engine.drafters.draft import Draft, Room, prune
+from forerun.engine.drafters.draft import Draft, Place, Room, prune
+from forerun.engine.kv import Table
 
 ROOMY = Room(1000, 1000, 10, 0.0)
 
@@ -72,3 +73,11 @@ def test_a_draft_that_fits_is_not_copied() -> None:
 def test_what_is_no_tree_is_refused(draft: Draft) -> None:
     with pytest.raises(ValueError):
         prune(draft, ROOMY)
+
+
+@given(st.integers(1, 20), st.integers(1, 50), st.integers(1, 600))
+def test_tokens_are_spread_over_few_rows(rows: int, longest: int, most: int) -> None:
+    place = Place((), Table(rows, longest, 16), rows, longest)
+    parts = place.spread(most)
+    assert sum(parts) == min(most, rows * longest) and len(parts) <= rows
+    assert all(part == longest for part in parts[:-1]) and 0 < parts[-1] <= longest
