@@ -239,9 +239,10 @@ class RowTable:
             raise ValueError(f"a biased token id lies outside the vocabulary of {self._vocab}")
         if admit.adapter is not None:
             raise ValueError(f"adapter {admit.adapter!r} is not loaded")
-        matching = self._matching(params, admit.tokens[params.prompt_tokens :]) if params.grammar else None
         self.table.clear(admit.row)
         self.table.grant(admit.row, admit.pages)
+        # The last thing that may fail: a matcher of a row that is not admitted would never be given back.
+        matching = self._matching(params, admit.tokens[params.prompt_tokens :]) if params.grammar else None
         self._rows[admit.row] = Row.open(admit.row, params, list(admit.tokens), admit.computed, admit.adapter or "", matching)
 
     def _matching(self, params: SamplingParams, generated: Sequence[int]) -> Matching:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forerun.engine.grammar import Grammars, Threads
 from forerun.engine.rows import Counts, RowTable
 from forerun.messages import Admit, Feed, SamplingParams, StepPlan
+from tests.engine.test_identity import RECORDS
+from tests.engine.tiny import AtOnce, tables
 
 PAGE = 4
 
@@ -42,27 +46,43 @@ def test_what_is_fed_to_a_row_that_is_gone_is_ignored() -> None:
     assert rows.apply(StepPlan(2, feed=[Feed(0, 1), Feed(2, 1)])) == ([], [], [])
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        admit(computed=6),
-        admit(computed=3),
-        admit(computed=8),
-        admit(prompt=0),
-        admit(prompt=7),
-        admit(prompt=2, most=4),
-        admit(count=33, pages=9),
-        admit(pages=10),
-        admit(adapter="a"),
-        Admit(0, [1, 100], 0, [0], SamplingParams(0, 2, 5)),
-        Admit(0, [1, -1], 0, [0], SamplingParams(0, 2, 5)),
-    ],
-)
+BAD = [
+    admit(computed=6),
+    admit(computed=3),
+    admit(computed=8),
+    admit(prompt=0),
+    admit(prompt=7),
+    admit(prompt=2, most=4),
+    admit(count=33, pages=9),
+    admit(pages=10),
+    admit(adapter="a"),
+    Admit(0, [1, 100], 0, [0], SamplingParams(0, 2, 5)),
+    Admit(0, [1, -1], 0, [0], SamplingParams(0, 2, 5)),
+    Admit(0, [1, 2], 0, [0], SamplingParams(0, 2, 5, logit_bias=((100, 1.0),))),
+]
+
+
+@pytest.mark.parametrize("bad", BAD)
 def test_a_bad_admission_is_that_rows_error(bad: Admit) -> None:
     rows = table()
     shares, errors, _ = rows.apply(StepPlan(1, [bad, admit(1)], [Feed(0, 1), Feed(1, 1)]))
     assert [e.row for e in errors] == [0] and errors[0].error
     assert [s.row.number for s in shares] == [1]
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_admission_leaves_nothing_behind(bad: Admit) -> None:
+    """Neither pages nor a matcher, whatever was wrong with it; and the row can be had again."""
+    grammars = Grammars(tables, Threads(AtOnce(), AtOnce()))
+    rows = RowTable(4, 32, 4, 100, PAGE, grammars)
+    ruled = msgspec.structs.replace(bad, params=msgspec.structs.replace(bad.params, grammar=RECORDS))
+    rows.apply(StepPlan(1, [ruled]))
+    assert repr(rows) == "0 of 4 rows, 0 pages"
+    assert not any(compiled.rows for compiled in grammars._compiled.values())
+    good = Admit(0, [1, 2], 0, [0], SamplingParams(0, 2, 5, grammar=RECORDS))
+    assert rows.apply(StepPlan(2, [good]))[1] == [] and [each.rows for each in grammars._compiled.values()] == [1]
+    rows.apply(StepPlan(3, drop=[0]))
+    assert [each.rows for each in grammars._compiled.values()] == [0]
 
 
 def test_a_row_that_is_admitted_twice_ends() -> None:
