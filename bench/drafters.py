@@ -23,7 +23,7 @@ from forerun.bench import cli, plots, process, workloads
 from forerun.bench.apis import Ask
 from forerun.bench.errors import BenchError
 from forerun.bench.launched import Launched, ours
-from forerun.bench.speculation import FLAGS, describe, outcome, take, warm
+from forerun.bench.speculation import FLAGS, describe, outcome, start, take
 from forerun.bench.sweep import Match, Outcome, Spot, condense, lives
 from forerun.bench.template import chat_form
 from forerun.bench.workloads import Workload
@@ -87,11 +87,9 @@ class Field:
             if late():
                 break
             async with AsyncExitStack() as stack:
-                servers = {}
-                for name, program in self._programs.items():
-                    self._say(f"{done}/{total}: starting {name}")
-                    servers[name] = await stack.enter_async_context(Launched(program))
-                    await warm(servers[name], max(match.streams for match in life))
+                self._say(f"{done}/{total}: starting {len(self._programs)} servers")
+                started = await start(stack, self._programs.values(), max(match.streams for match in life))
+                servers = dict(zip(self._programs, started))
                 for match in life:
                     if late():
                         break

@@ -24,8 +24,7 @@ from forerun.bench.http import Connection, Origin
 START_SECONDS = 300.0
 STOP_SECONDS = 120.0
 POLL_SECONDS = 0.02
-SETTLE_SECONDS, SETTLE_POLL_SECONDS, SETTLED = 60.0, 0.5, 0.1
-"""a worker rests when it takes less than such a share of a core"""
+SETTLE_SECONDS, SETTLE_POLL_SECONDS = 120.0, 0.2
 
 
 class StartFailed(BenchError):
@@ -97,14 +96,13 @@ class Launched:
         return await Connection(self.origin, {"Connection": "close"}).exchange("GET", path, b"", sink)
 
     async def settled(self) -> None:
-        """Waits until the worker rests: in its first idle moments it measures its steps, which nothing else should be measured beside."""
+        """Waits until the worker knows what its steps cost, which it measures in its first idle moments. Raises StartFailed when it never
+        does. Ours only."""
         until = time.perf_counter() + SETTLE_SECONDS
-        spent = process.cpu_seconds(self.worker)
-        while time.perf_counter() < until:
+        while any(view["controller"]["rough"] for view in json.loads(await self._text("/debug/speculation"))):
+            if time.perf_counter() > until:
+                raise StartFailed(f"the server did not find {SETTLE_SECONDS:.0f} idle seconds to measure its steps: the machine is busy")
             await asyncio.sleep(SETTLE_POLL_SECONDS)
-            before, spent = spent, process.cpu_seconds(self.worker)
-            if spent - before < SETTLED * SETTLE_POLL_SECONDS:
-                return
 
     async def metrics(self) -> dict[str, float]:
         """The server's metrics by their full name, labels included as they are written. Ours only."""

@@ -7,8 +7,9 @@ the same, token by token; a single one that differs fails the run.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -16,12 +17,12 @@ import msgspec
 from forerun.bench import process, prompts
 from forerun.bench.apis import APIS, Ask
 from forerun.bench.errors import BenchError
-from forerun.bench.launched import Launched, ours
+from forerun.bench.launched import Launched, Program, ours
 from forerun.bench.load import Amount, Load, Target, checked
 from forerun.bench.records import Record, Shape, busy_time
 from forerun.bench.stats import median, percentile
 from forerun.bench.sweep import Match, Outcome, Side, lives
-from forerun.bench.turns import Clock, in_turns
+from forerun.bench.turns import Clock, in_turns, standing
 from forerun.bench.workloads import Workload
 
 FLAGS = {"--max-batch-total-tokens": "32768", "--max-total-tokens": "4096"}
@@ -72,11 +73,10 @@ class Sweep:
         total, others = sum(map(len, plan)), process.Others()
         for life in plan:
             self._say(f"{len(self.outcomes)}/{total}: starting two servers")
-            async with Launched(self._programs[0]) as guessing, Launched(self._programs[1]) as plain:
+            async with contextlib.AsyncExitStack() as stack:
+                guessing, plain = await start(stack, self._programs, max(match.streams for match in life))
                 if (await guessing.info())["speculator"] == "none":
                     raise BenchError("the server that is to guess does not: name a drafter with --speculator")
-                for server in (guessing, plain):
-                    await warm(server, max(match.streams for match in life))
                 for match in life:
                     self._say(f"{len(self.outcomes) + 1}/{total}: {match.workload}, {match.streams} streams, round {match.round + 1}")
                     self.outcomes.append(await self._match(guessing, plain, match))
@@ -88,6 +88,18 @@ class Sweep:
         taken = dict(zip(servers, await take(servers, match, self._ask, self._form)))
         (fast, counts), (slow, _) = taken[guessing], taken[plain]
         return outcome(match, fast, counts, slow)
+
+
+async def start(stack: contextlib.AsyncExitStack, programs: Iterable[Program], streams: int) -> list[Launched]:
+    """Servers, ready and warm. One after the other, and those that are warm stand still meanwhile: what its steps cost, each measures on a
+    machine that has nothing else to do."""
+    servers: list[Launched] = []
+    for program in programs:
+        with standing([server.family for server in servers]):
+            server = await stack.enter_async_context(Launched(program))
+            await warm(server, streams)
+        servers.append(server)
+    return servers
 
 
 async def warm(server: Launched, streams: int) -> None:

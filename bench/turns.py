@@ -13,7 +13,7 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TypeVar
 
@@ -35,6 +35,23 @@ async def in_turns(families: Sequence[Sequence[int]], jobs: Sequence[Callable[[C
     return [task.result() for task in tasks]
 
 
+@contextlib.contextmanager
+def standing(families: Iterable[Sequence[int]]) -> Iterator[None]:
+    """These processes stand still inside."""
+    stopped = [pid for family in families for pid in family]
+    _signal(stopped, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        _signal(stopped, signal.SIGCONT)
+
+
+def _signal(pids: Iterable[int], signum: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # it died: its server's requests tell, and the others go on
+            os.kill(pid, signum)
+
+
 class Turns:
     """`async with Turns(families) as turns`, each family the process ids of a server. They run again afterwards, all of them."""
 
@@ -49,7 +66,7 @@ class Turns:
 
     async def __aenter__(self) -> Turns:
         for place in range(len(self._families)):
-            self._signal(place, signal.SIGSTOP)
+            _signal(self._families[place], signal.SIGSTOP)
         self._rotation = asyncio.create_task(self._rotate())
         return self
 
@@ -58,7 +75,7 @@ class Turns:
         self._rotation.cancel()
         # Before anything is awaited: whoever is impatient and interrupts twice must leave nobody stopped.
         for place in range(len(self._families)):
-            self._signal(place, signal.SIGCONT)
+            _signal(self._families[place], signal.SIGCONT)
         await asyncio.gather(self._rotation, return_exceptions=True)
 
     def clock(self, place: int) -> Clock:
@@ -83,7 +100,7 @@ class Turns:
 
     async def _turn(self, place: int) -> None:
         self._running = place, time.perf_counter()
-        self._signal(place, signal.SIGCONT)
+        _signal(self._families[place], signal.SIGCONT)
         try:
             async with asyncio.timeout(self._seconds):
                 await self._left[place].wait()
@@ -91,9 +108,4 @@ class Turns:
             pass
         finally:
             self._spent[place], self._running = self.clock(place)(), None
-        self._signal(place, signal.SIGSTOP)  # not where the turns were ended meanwhile: all run then
-
-    def _signal(self, place: int, signum: signal.Signals) -> None:
-        for pid in self._families[place]:
-            with contextlib.suppress(ProcessLookupError):  # it died: its server's requests tell, and the others' turns go on
-                os.kill(pid, signum)
+        _signal(self._families[place], signal.SIGSTOP)  # not where the turns were ended meanwhile: all run then

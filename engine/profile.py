@@ -3,8 +3,9 @@
 The controller in the front weighs guesses against the time they take, so the worker measures that time for every row count up to 32
 and for buckets above: steps of few rows with long guessed chains (`one row and its guesses` is what a verify step is made of). On the
 way it measures what each further row adds (`segment`), and for several lengths of context what a position adds once (`read`) and for
-every row that is scored against it (`score`). All counts are gone through several times, there and back, and medians are kept: a
-machine that is busy for a moment spoils no count more than another.
+every row that is scored against it (`score`). All counts are gone through several times, there and back. Each pass has its own weather, by
+which its times are divided before the lower quartile is kept: guesses are priced by differences of sizes, and a machine that others make
+slower for a while must not make some sizes look dear beside others.
 
     seconds(rows, segments, read, scored) = steps[rows] + (segments − 1) · segment + read · read(context) + scored · score(context)
 
@@ -26,6 +27,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from operator import truediv
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -39,7 +41,7 @@ log = logging.getLogger(__name__)
 
 DENSE = 32
 BUCKETS = (40, 48, 64, 96, 128, 192, 256)
-"""Measured in every other pass: they take as long as all the others, and fewer steps are as large."""
+"""row counts above, as far as such steps are short enough"""
 SPARSE = (1, 2, 4, 8, 16, 32, 64, 128)
 """row counts of a model so slow that all of them would take longer than `PATIENCE`"""
 ROUGH = ((1, 2, 4, 8, 12, 16, 32), (1, 4, 8, 16, 32), (1, 8, 16), (1, 8))
@@ -167,21 +169,23 @@ class Profiler:
             return Profile()
         first, *others = self._passes(self._rough_counts(), ROUGH_PASSES)
         try:
-            rough = _profile(self._collect([first, *self._context(ROUGH_CONTEXT, 2), *others]))
+            samples = self._collect([first, *self._context(ROUGH_CONTEXT, 2), *others])
         except _Ended as error:
             return self._give_up(error)
+        self.resting = ready.step_seconds[0] <= SLOWEST
+        rough = _profile(samples, self.resting)
         remembered = _remembered(self._file, ready.step_seconds[0])
         if remembered is not None and _alike(rough, remembered):
             log.info("step costs: as measured before, %s", self._file)
+            self.resting = False
             return remembered
         rows, seconds = rough.costs[-1]
         self._row_seconds = seconds / rows
-        self.resting = ready.step_seconds[0] <= SLOWEST
         return rough
 
     def rest(self, wanted: Wanted) -> Profile | None:
         """Measure a little, in a moment when no row is running; broken off between two steps when somebody `wanted` one. Returns the whole
-        profile once, when it is complete and has been written down."""
+        profile once, when it is complete and has been written down; an empty one where it cannot be measured."""
         if not self.resting:
             return None
         if not self._todo or self._clock() - self._measured_at > STALE_SECONDS:
@@ -190,8 +194,7 @@ class Profiler:
         try:
             left = self._measure(self._todo.popleft(), self._samples, wanted)
         except _Ended as error:
-            self._give_up(error)
-            return None
+            return self._give_up(error)
         self._measured_at = self._clock()
         if left is not None:
             self._todo.appendleft(left)
@@ -232,8 +235,7 @@ class Profiler:
     def _passes(self, counts: Sequence[int], passes: int) -> Iterable[_Group]:
         """Steps of so many rows with next to no context."""
         for number in range(passes):
-            wanted = [rows for rows in counts if rows <= DENSE or number % 2 == 0]
-            order = wanted if number % 2 == 0 else wanted[::-1]
+            order = counts if number % 2 == 0 else counts[::-1]
             for first in range(0, len(order), STEPS):
                 steps = [(Kind("rows", rows), self._together(rows)) for rows in order[first : first + STEPS]]
                 yield _Group([0] * max(len(guesses) for _, guesses in steps), steps)
@@ -313,11 +315,24 @@ def _nobody() -> bool:
     return False
 
 
-def _profile(samples: dict[Kind, list[float]]) -> Profile:
-    seconds = {kind: statistics.median_low(values) for kind, values in samples.items()}
-    steps = sorted((kind.size, value) for kind, value in seconds.items() if kind.what == "rows")
+def _profile(samples: dict[Kind, list[float]], rough: bool = False) -> Profile:
+    seconds = {kind: _quartile(values) for kind, values in samples.items()}
+    steps = _of_rows({kind.size: values for kind, values in samples.items() if kind.what == "rows"})
     contexts = [_of_context(seconds, kind) for kind in sorted(seconds) if kind.what == "context" and kind.far and kind.guess]
-    return Profile(steps, _of_segment(seconds, steps[0][1]), contexts)
+    return Profile(steps, _of_segment(seconds, steps[0][1]), contexts, rough)
+
+
+def _of_rows(passes: dict[int, list[float]]) -> list[tuple[int, float]]:
+    """(rows, seconds), ascending. `passes[rows]`: what a step of so many took in each of the passes."""
+    usual = {rows: _quartile(values) for rows, values in passes.items()}
+    slower = [statistics.median(value / usual[rows] for rows, value in zip(passes, values)) for values in zip(*passes.values())]
+    return sorted((rows, _quartile(map(truediv, values, slower))) for rows, values in passes.items())
+
+
+def _quartile(values: Iterable[float]) -> float:
+    """The lower one: what disturbs a step makes it longer."""
+    ranked = sorted(values)
+    return ranked[len(ranked) // 4]
 
 
 def _of_segment(seconds: dict[Kind, float], plain_seconds: float) -> float:

@@ -231,6 +231,8 @@ class Ready(Message, frozen=True, array_like=True, tag="ready"):
     """what was chosen and why, for the log and `doctor`: threads, kernels, weight format, …"""
     max_step_nodes: int = 0
     """most guesses of a step, all rows together; what a plan allows beyond is not used"""
+    rough: bool = False
+    """`costs` and what belongs to it are a first look: a `Profile` follows when the worker was idle for long enough"""
 
 
 class Profile(Message, frozen=True, array_like=True, tag="profile"):
@@ -240,6 +242,7 @@ class Profile(Message, frozen=True, array_like=True, tag="profile"):
     costs: list[tuple[int, float]] = []
     segment_seconds: float = 0.0
     contexts: list[tuple[int, float, float]] = []
+    rough: bool = False
 
 
 class Fault(Message, frozen=True, array_like=True, tag="fault"):

@@ -75,7 +75,8 @@ class Snapshot:
     `drift`: how much slower (> 1) the machine is than when it was profiled. `guards`: by least number of sequences. `costs`: (rows, seconds
     by the profile, seconds now) of plain steps of one sequence without context; `contexts` as in the profile. `jump`: how much longer steps
     with guesses take than their rows say. `drafting[n]`: seconds of drafting for n sequences. `honesty`: guesses that hold for each that
-    the worker expects to. `earned`: mean accepted guesses of an ask."""
+    the worker expects to. `earned`: mean accepted guesses of an ask. `rough`: the worker has not measured yet what steps cost, it had a
+    first look."""
 
     controller: str
     guessing: bool = False
@@ -94,6 +95,7 @@ class Snapshot:
     drafting: list[float] = dataclasses.field(default_factory=list)
     honesty: float = 1.0
     earned: float = 0.0
+    rough: bool = False
 
 
 class Controller(Budget, Protocol):

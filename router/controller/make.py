@@ -26,7 +26,7 @@ def make(asked: Speculation, ready: Ready, changed: Callable[[int, str], None]) 
         return Fixed(most if asked.speculate is not None else min(FIXED_GUESSES, most), cutoff)
     if asked.speculation_controller == "aimd":
         return Aimd(most, cutoff)
-    return Price(costs_of(ready), most, cutoff, changed, ready.max_step_nodes or MOST)
+    return Price(costs_of(ready), most, cutoff, changed, ready.max_step_nodes or MOST, ready.rough)
 
 
 def costs_of(ready: Ready) -> Costs:

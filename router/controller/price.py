@@ -47,7 +47,7 @@ that."""
 class Price:
     """`most`: guesses a sequence may have in a step. `cutoff`: decoding sequences above which nobody guesses (the hard stop; below it the
     tolls close speculation by themselves). `changed` is told when a breaker changed its state: (least number of sequences it is for,
-    state). `nodes`: guesses of a step, all sequences together."""
+    state). `nodes`: guesses of a step, all sequences together. `rough`: better costs will be told."""
 
     def __init__(
         self,
@@ -56,7 +56,9 @@ class Price:
         cutoff: int | None = None,
         changed: Callable[[int, str], None] | None = None,
         nodes: int = MOST,
+        rough: bool = False,
     ) -> None:
+        self._rough = rough
         self._costs = CostTable(costs, LARGEST_STEP)
         self._drafting = Drafting()
         self._most = most
@@ -146,7 +148,8 @@ class Price:
         self._yields.pop(sequence, None)
 
     def profiled(self, profile: Profile) -> None:
-        """What was learned about the old costs goes with them: the new ones were measured just now."""
+        """What was learned about the old costs goes with them: the new ones were measured just now. None: they stay as they are."""
+        self._rough = profile.rough
         if profile.costs:
             self._costs = CostTable(Costs(profile.costs, profile.segment_seconds, profile.contexts), LARGEST_STEP)
 
@@ -171,6 +174,7 @@ class Price:
             drafting=self._drafting.seconds(_SHOWN),
             honesty=self._honesty.factor,
             earned=self._all.accepted,
+            rough=self._rough,
         )
 
     def _allow(self, sequences: list[Sequence]) -> Allowance | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -89,25 +88,15 @@ async def test_servers_take_turns_and_nobody_reads_a_prompt_twice(monkeypatch: p
             words = program.words  # type: ignore[attr-defined]
             self.name = words[words.index("--speculator") + 1]
 
-        async def __aenter__(self) -> Fake:
-            return self
-
-        async def __aexit__(self, *error: object) -> None:
-            return None
-
-        async def settled(self) -> None:
-            return None
-
     async def take(servers: list[Fake], match: Match, ask: object, form: object) -> list[Taken]:
         asked.extend((server.name, match.workload, tuple(match.prompts)) for server in servers)
         return [([record([1, 2, 3, 4], 0.0, 0.1) for _ in match.prompts], counts(0, 0, 8)) for _ in servers]
 
-    async def warm(server: Fake, streams: int) -> None:
-        return None
+    async def start(stack: object, programs: Iterable[object], streams: int) -> list[Fake]:
+        return [Fake(program) for program in programs]
 
-    monkeypatch.setattr(drafters, "Launched", Fake)
+    monkeypatch.setattr(drafters, "start", start)
     monkeypatch.setattr(drafters, "take", take)
-    monkeypatch.setattr(drafters, "warm", warm)
     said: list[str] = []
     say: Callable[[str], None] = said.append
     field = Field("m", ["suffix", "ngram"], [], Settings((1, 2), 2, 8), str, say)
@@ -124,21 +113,16 @@ async def test_a_bounded_run_ends_with_whole_loads(monkeypatch: pytest.MonkeyPat
     """By requests, and by a clock that jumps half a minute at each load."""
     now = [0.0]
 
-    @contextlib.asynccontextmanager
-    async def launched(program: object) -> AsyncIterator[str]:
-        yield "server"
+    async def start(stack: object, programs: Iterable[object], streams: int) -> list[str]:
+        return ["server" for _ in programs]
 
     async def take(servers: list[str], match: Match, ask: object, form: object) -> list[Taken]:
         assert len(match.prompts) == max(2, match.streams)
         now[0] += 15.0 * len(servers)
         return [([record([1, 2, 3, 4], 0.0, 0.1) for _ in match.prompts], counts(0, 0, 8)) for _ in servers]
 
-    async def warm(server: str, streams: int) -> None:
-        return None
-
-    monkeypatch.setattr(drafters, "Launched", launched)
+    monkeypatch.setattr(drafters, "start", start)
     monkeypatch.setattr(drafters, "take", take)
-    monkeypatch.setattr(drafters, "warm", warm)
     field = Field("m", ["suffix"], [], Settings((1, 4), 1, 8, requests=2, minutes=1.0), str, lambda text: None, lambda: now[0])
     await field.run([Workload(name, [f"{name}{i}" for i in range(40)]) for name in "ab"])
     assert [one.streams for one in field.outcomes["suffix"]] == [1, 1, 4] and "3 of 4 loads" in field.remarks[0]

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from forerun.bench.turns import Turns
+from forerun.bench.turns import Turns, standing
 
 FAMILIES = [[101, 102], [201], [301]]
 TURN = 0.01
@@ -36,6 +36,14 @@ async def test_one_family_runs_at_a_time_and_all_in_the_end(sent: list[tuple[int
             seen |= running
         assert seen == {101, 102, 201, 301}
     assert {pid for pid, signum in sent[-4:] if signum == signal.SIGCONT} == seen
+
+
+def test_servers_that_wait_stand_still_and_go_on_whatever_happens(sent: list[tuple[int, int]]) -> None:
+    with pytest.raises(ZeroDivisionError), standing(FAMILIES):
+        assert sent == [(pid, signal.SIGSTOP) for pid in (101, 102, 201, 301)]
+        del sent[:]
+        raise ZeroDivisionError
+    assert sent == [(pid, signal.SIGCONT) for pid in (101, 102, 201, 301)]
 
 
 async def test_clocks_go_only_in_their_own_turn(sent: list[tuple[int, int]]) -> None:

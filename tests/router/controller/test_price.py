@@ -48,17 +48,17 @@ def test_where_nobody_may_guess_a_step_is_a_plain_one(most: int, cutoff: int | N
 
 def test_a_profile_that_was_measured_later_takes_the_place_of_the_first() -> None:
     """A rough one said that rows are free; the whole one says that each costs as much as it can bring at the best."""
-    controller, world = Price(Costs([(1, 0.01), (32, 0.0101)]), most=8), World()
+    controller, world = Price(Costs([(1, 0.01), (32, 0.0101)]), most=8, rough=True), World()
     streams = [sequence()]
     for _ in range(20):
         world.step(controller, streams)
-    assert controller.snapshot().price < 0.05
+    assert controller.snapshot().price < 0.05 and controller.snapshot().rough
     controller.profiled(Profile([(1, 0.01), (2, 0.02), (32, 0.32)], 0.0, [(256, 1e-7, 1e-7)]))
     controller(streams)
     snapshot = controller.snapshot()
     assert not snapshot.guessing and [rows for rows, _, _ in snapshot.costs] == [1, 2, 32] and len(snapshot.contexts) == 1
     controller.profiled(Profile())
-    assert controller.snapshot().costs, "a worker that could measure nothing leaves what there was"
+    assert controller.snapshot().costs and not controller.snapshot().rough, "a worker that could measure nothing leaves what there was"
 
 
 def test_a_request_s_own_limit_is_kept() -> None:
