@@ -3,10 +3,10 @@
 A grammar is llguidance's own form of it (JSON), compiled once and copied for each row. Nothing of it runs where steps are made: a matcher
 has its jobs done, one after the other, by a few threads (llguidance lets go of the interpreter lock), and a step takes what is there.
 
-    admit ──▶ compile, read what was generated ──▶ root ◀─────────────────────────┐
-                                                    │ step: mask, forced tokens    │ commit: read the new tokens
-                                                    └─▶ follow a draft: masks of ──┘
-                                                        its nodes, illegal ones go
+    admit ──▶ compile, read what was generated ──▶ root ◀─────────────────────────────────┐
+                                                    │ step: mask                           │ commit: read the new tokens
+                                                    └─▶ follow a draft: forced tokens in ──┘
+                                                        front, masks of nodes, illegal ones go
 
 What may take long (a grammar's first job, and any behind one that did take long) is done by threads of a lower priority, so that a step
 which computes beside it keeps its cores. A row that leaves takes along what was not begun for it.
@@ -35,7 +35,7 @@ import llguidance
 from llguidance import LLMatcher, LLTokenizer
 
 from forerun.engine.drafters.draft import Draft, Room
-from forerun.engine.matcher import Bits, Followed, GrammarError, Matcher, Root, first_line
+from forerun.engine.matcher import Bits, Followed, GrammarError, Matcher, first_line
 from forerun.messages import Emit, SamplingParams
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Matching:
         self._running = False
         self._long = True
         self._settled = threading.Event()
-        self._root: Root | None = None
+        self._root: Bits | None = None
         self._masks: dict[tuple[int, ...], Bits] = {}
         self.error = ""
         """why the row must end"""
@@ -87,12 +87,6 @@ class Matching:
             self._jobs.clear()
         self._leave()
 
-    @property
-    def forced(self) -> list[int]:
-        """Tokens that must come next, of a row that is ready."""
-        assert self._root is not None
-        return self._root.forced
-
     def ready(self, seconds: float) -> bool:
         """Whether it is known what may come next, or that nothing can."""
         return self._settled.wait(seconds) if seconds > 0 else self._settled.is_set()
@@ -101,7 +95,7 @@ class Matching:
         """What may come behind guesses that were followed; None where it does not matter: such a node is never accepted, or an end."""
         if not path:
             assert self._root is not None
-            return self._root.bits
+            return self._root
         return self._masks.get(tuple(path))
 
     def commit(self, tokens: Sequence[int]) -> None:
@@ -121,15 +115,15 @@ class Matching:
 
         self._submit(job)
 
-    def follow(self, draft: Draft) -> Future[Followed]:
-        """Of a row that is ready."""
+    def follow(self, draft: Draft, room: Room) -> Future[Followed]:
+        """Of a row that is ready. No draft at all may become one of forced tokens."""
         done: Future[Followed] = Future()
         root, matcher = self._root, self._matcher
         assert root is not None and matcher is not None
 
         def job() -> None:
             try:
-                done.set_result(matcher.follow(draft, root.bits))
+                done.set_result(matcher.follow(draft, root, room))
             except BaseException as error:
                 done.set_exception(GrammarError(str(error) or type(error).__name__))
 
@@ -206,7 +200,8 @@ class Grammars:
         compiled.rows += 1
 
         def make() -> Matcher:
-            return Matcher(compiled.future.result(), self._tokenizer.result().eos_tokens, params.stop_ids)
+            tokenizer = self._tokenizer.result()
+            return Matcher(compiled.future.result(), tokenizer.eos_tokens, params.stop_ids, lambda token: tokenizer.decode_bytes([token]))
 
         return Matching(self._threads, make, lambda: self._leave(params.grammar, compiled), generated)
 
@@ -276,9 +271,7 @@ def along(shares: Sequence[Share], drafts: Sequence[Draft], rooms: Sequence[Room
     for place, (share, draft, room) in enumerate(zip(shares, drafts, rooms)):
         matching = share.row.matching
         if matching is not None:
-            whole = draft if draft.law else join(matching.forced, draft, room.nodes, room.depth)
-            if whole.token:
-                asked.append((place, matching, matching.follow(whole)))
+            asked.append((place, matching, matching.follow(draft, room)))
     until = time.monotonic() + DRAFT_SECONDS
     for place, matching, followed in asked:
         try:
@@ -289,35 +282,3 @@ def along(shares: Sequence[Share], drafts: Sequence[Draft], rooms: Sequence[Room
             log.warning("the guesses of a row cannot be held to its grammar: %s", error)
             found[place] = Draft.none()
     return found
-
-
-def join(forced: Sequence[int], draft: Draft, nodes: int, depth: int) -> Draft:
-    """A chain of forced tokens, with the draft laid over it: what says the same is the same node, what says otherwise at a forced place
-    goes, what goes on behind the chain hangs there. At most `nodes` nodes; the chain has at most `depth`."""
-    count = min(len(forced), nodes, depth)
-    if not count:
-        return draft
-    token, parent, confidence, probe = list(forced[:count]), list(range(-1, count - 1)), [1.0] * count, [False] * count
-    source = [0] * count if draft.source else []
-    place: list[int] = []
-    """of each node of the draft, -1 = it went"""
-    for node, (t, p) in enumerate(zip(draft.token, draft.parent)):
-        at = -1 if p < 0 else place[p]
-        gone = p >= 0 and at < 0
-        if not gone and at + 1 < count and at < count and (p < 0 or at < count - 1):
-            if t == token[at + 1] and not draft.probe[node]:
-                place.append(at + 1)
-                if source:
-                    source[at + 1] |= draft.source[node]
-                continue
-            gone = True
-        if gone or len(token) >= nodes:
-            place.append(-1)
-            continue
-        place.append(len(token))
-        token.append(t)
-        parent.append(at)
-        confidence.append(draft.confidence[node])
-        probe.append(draft.probe[node])
-        source += draft.source[node : node + 1]
-    return Draft(token, parent, confidence, probe, source)

@@ -6,32 +6,27 @@ Owns one matcher of the library and where it stands. Knows no threads, no steps 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from forerun.engine.drafters.choose import keep
-from forerun.engine.drafters.draft import Draft
+from forerun.engine.drafters.draft import Draft, Room
 
 Bits = NDArray[np.uint8]
 """one bit for each token id, the lowest first; 1 = allowed"""
 
-MOST_FORCED = 32
-"""forced tokens that are looked ahead"""
+MOST_BEGINNINGS = 64
+"""Where more tokens are allowed they are not looked at: no token has so many beginnings."""
+FORCED_SECONDS = 0.005
+"""of a processor, for looking ahead along forced tokens; a mask takes some 50 µs, one of a hostile grammar half a second"""
 
 
 class GrammarError(Exception):
     """A grammar that cannot be compiled or followed. The message is for the client."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Root:
-    """What may come next, and the tokens from there on of which each is the only one."""
-
-    bits: Bits
-    forced: list[int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,20 +38,24 @@ class Followed:
 
 
 class Matcher:
-    """Reads one row. `ends`: ids that end a sequence, allowed where the grammar may end; `hidden`: what the library takes for them. For
-    one thread at a time."""
+    """Reads one row. `ends`: ids that end a sequence, allowed where the grammar may end; `hidden`: what the library takes for them.
+    `text`: of a token. For one thread at a time.
 
-    def __init__(self, compiled: LLMatcher, hidden: Sequence[int], ends: Sequence[int]) -> None:
+    Of the library it calls for masks, which it makes without the interpreter's lock, and for what is done in microseconds with it. The
+    library's own look-ahead (`compute_ff_tokens`) keeps the lock for as long as a forced text is: a step would wait for it."""
+
+    def __init__(self, compiled: LLMatcher, hidden: Sequence[int], ends: Sequence[int], text: Callable[[int], bytes]) -> None:
         self._compiled = compiled
         self._hidden = list(hidden)
         self._ends = list(ends)
+        self._text = text
         self._read: list[int] = []
         self._ahead: list[int] = []
         """read beyond these: the path where a draft is followed"""
         self._live = compiled.deep_copy()
 
-    def advance(self, tokens: Sequence[int]) -> Root:
-        """These became true. Raises GrammarError."""
+    def advance(self, tokens: Sequence[int]) -> Bits:
+        """These became true. Returns what may come next. Raises GrammarError."""
         self._read += tokens
         self._live.consume_tokens(list(tokens))
         bits = self._bits()
@@ -69,12 +68,15 @@ class Matcher:
         if not bits.any():
             why = "its end is reached and the model has no token for that" if self._live.is_accepting() else "nothing is allowed here"
             raise GrammarError(f"the grammar cannot be followed: {why}")
-        return Root(bits, self._live.compute_ff_tokens()[:MOST_FORCED])
+        return bits
 
-    def follow(self, draft: Draft, root: Bits) -> Followed:
-        """Walk over a draft and back. Probes stay, with what hangs off them, since they are never accepted; what was drawn (`Draft.law`)
-        stays as well: it may not be cut for what it is, and its masks refuse it."""
+    def follow(self, draft: Draft, root: Bits, room: Room) -> Followed:
+        """Put forced tokens in front of a draft, walk over it and back; `root`: what may come before it. Probes stay, with what hangs off
+        them, since they are never accepted; what was drawn (`Draft.law`) stays as it is: it may not be cut for what it is, and its masks
+        refuse it."""
         masks: dict[tuple[int, ...], Bits] = {}
+        if not draft.law:
+            draft = join(self._forced(root, min(room.nodes, room.depth), masks), draft, room.nodes, room.depth)
         stays: list[bool] = []
         open_: list[bool] = []
         for node, path in enumerate(draft.paths()):
@@ -87,6 +89,28 @@ class Matcher:
         self._go([])
         kept = draft if draft.law else keep(draft, [node for node, stay in enumerate(stays) if stay])
         return Followed(kept, masks)
+
+    def _forced(self, root: Bits, most: int, masks: dict[tuple[int, ...], Bits]) -> list[int]:
+        """Tokens from the root on of which each is the only way on, at most so many, or as many as are soon found. Notes what may come
+        behind each."""
+        found: list[int] = []
+        bits, until = root, time.thread_time() + FORCED_SECONDS
+        while len(found) < most and time.thread_time() < until:
+            token = self._only(bits)
+            if token is None or not self._mask([*found, token], masks):
+                break
+            found.append(token)
+            bits = masks[tuple(found)]
+        return found
+
+    def _only(self, bits: Bits) -> int | None:
+        """The token that all others are beginnings of. An end is none: it comes with the token before it."""
+        if not 0 < int.from_bytes(bits.tobytes(), "little").bit_count() <= MOST_BEGINNINGS:
+            return None
+        texts = {token: self._text(token) for token in np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist()}
+        longest = max(texts, key=lambda token: len(texts[token]))
+        alone = texts.keys().isdisjoint(self._ends) and all(texts[longest].startswith(text) for text in texts.values())
+        return longest if alone else None
 
     def _mask(self, path: list[int], masks: dict[tuple[int, ...], Bits]) -> bool:
         """Note what may come behind a legal path; nothing does behind an end. False where that is nothing at all (a dead end, or the
@@ -130,6 +154,38 @@ class Matcher:
                 if token < 8 * len(bits):
                     bits[token >> 3] |= 1 << (token & 7)
         return bits
+
+
+def join(forced: Sequence[int], draft: Draft, nodes: int, depth: int) -> Draft:
+    """A chain of forced tokens, with the draft laid over it: what says the same is the same node, what says otherwise at a forced place
+    goes, what goes on behind the chain hangs there. At most `nodes` nodes; the chain has at most `depth`."""
+    count = min(len(forced), nodes, depth)
+    if not count:
+        return draft
+    token, parent, confidence, probe = list(forced[:count]), list(range(-1, count - 1)), [1.0] * count, [False] * count
+    source = [0] * count if draft.source else []
+    place: list[int] = []
+    """of each node of the draft, -1 = it went"""
+    for node, (t, p) in enumerate(zip(draft.token, draft.parent)):
+        at = -1 if p < 0 else place[p]
+        gone = p >= 0 and at < 0
+        if not gone and at + 1 < count and at < count and (p < 0 or at < count - 1):
+            if t == token[at + 1] and not draft.probe[node]:
+                place.append(at + 1)
+                if source:
+                    source[at + 1] |= draft.source[node]
+                continue
+            gone = True
+        if gone or len(token) >= nodes:
+            place.append(-1)
+            continue
+        place.append(len(token))
+        token.append(t)
+        parent.append(at)
+        confidence.append(draft.confidence[node])
+        probe.append(draft.probe[node])
+        source += draft.source[node : node + 1]
+    return Draft(token, parent, confidence, probe, source)
 
 
 def allows(bits: Bits, token: int) -> bool:

@@ -173,9 +173,9 @@ class GrammarReader:
         if self._process is None:
             pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
             try:
-                self._process = await asyncio.create_subprocess_exec(
-                    *COMMAND, stdin=pipe, stdout=pipe, stderr=null, env=self._environment, start_new_session=True
-                )
+                # No session of its own: Linux shares processors between sessions first (autogroups), and in one a process gets as much as
+                # the whole server, however nice it is.
+                self._process = await asyncio.create_subprocess_exec(*COMMAND, stdin=pipe, stdout=pipe, stderr=null, env=self._environment)
             except OSError as error:
                 raise refused(Refused(f"no process could be started to read the grammar: {error}")) from error
         return self._process

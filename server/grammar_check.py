@@ -250,6 +250,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
+    os.setpgid(0, 0)  # what a terminal sends to the server is not for this process, which ends with its input
     os.nice(NICER)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 from forerun.engine import grammar
-from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Terms
-from forerun.engine.grammar import Grammars, join
-from forerun.engine.matcher import Bits, Followed, GrammarError, Matcher, Root, allows
+from forerun.engine import matcher as matching
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Room, Terms
+from forerun.engine.grammar import Grammars
+from forerun.engine.matcher import Bits, Followed, GrammarError, Matcher, allows, join
 from forerun.messages import SamplingParams
 from tests.engine.tiny import (
     STOP,
@@ -37,6 +38,7 @@ from tests.engine.tiny import (
 
 PROMPT = [5, 60, 7, 7, 31]
 SHAPE = r'\{"(on|off)":[0-9]{2,4}\}'
+ROOMY = Room(64, 64, VOCAB, 0.0)
 
 
 def regex(pattern: str) -> str:
@@ -53,7 +55,7 @@ def compiled(pattern: str) -> LLMatcher:
 
 
 def matcher(pattern: str, ends: Sequence[int] = (STOP,)) -> Matcher:
-    return Matcher(compiled(pattern), [STOP], ends)
+    return Matcher(compiled(pattern), [STOP], ends, lambda token: tables().decode_bytes([token]))
 
 
 def allowed(bits: np.ndarray) -> str:
@@ -67,25 +69,64 @@ def say(text: str) -> list[int]:
 
 def test_the_end_comes_where_the_grammar_may_end() -> None:
     reader = matcher("ab|abc")
-    assert allowed(reader.advance([]).bits) == "a"
-    assert allowed(reader.advance(say("a")).bits) == "b"
-    assert allowed(reader.advance(say("b")).bits) == "c$"
-    assert allowed(reader.advance(say("c")).bits) == "$"
+    assert allowed(reader.advance([])) == "a"
+    assert allowed(reader.advance(say("a"))) == "b"
+    assert allowed(reader.advance(say("b"))) == "c$"
+    assert allowed(reader.advance(say("c"))) == "$"
 
 
 def test_only_the_rows_own_ends_end_it() -> None:
     x = say("x")[0]
     reader = matcher("ab", ends=[x])
-    assert allowed(reader.advance(say("ab")).bits) == "x"
+    assert allowed(reader.advance(say("ab"))) == "x"
     with pytest.raises(GrammarError, match="the model has no token for that"):
         matcher("ab", ends=[]).advance(say("ab"))
 
 
+def forced(reader: Matcher, said: str = "", room: Room = ROOMY) -> str:
+    """What must come behind that, as one is told who has no guesses of his own."""
+    followed = reader.follow(Draft.none(), reader.advance(say(said)), room)
+    assert followed.draft.parent == list(range(-1, followed.draft.count - 1)) and len(followed.masks) == followed.draft.count
+    return text_of(followed.draft.token)
+
+
 def test_forced_tokens() -> None:
     reader = matcher(SHAPE)
-    assert text_of(reader.advance([]).forced) == '{"o'
-    assert text_of(reader.advance(say('{"on')).forced) == '":'
-    assert reader.advance(say('":')).forced == []
+    assert forced(reader) == '{"o'
+    assert forced(reader, '{"on') == '":'
+    assert forced(reader, '":') == ""
+
+
+@pytest.mark.parametrize(("nodes", "depth", "count"), [(2, 9, 2), (9, 1, 1), (9, 0, 0)])
+def test_forced_tokens_fit_in_the_room(nodes: int, depth: int, count: int) -> None:
+    reader = matcher("abcdefghijkl")
+    whole = reader.follow(Draft.none(), reader.advance([]), ROOMY).draft.token
+    followed = reader.follow(Draft.none(), reader.advance([]), ROOMY._replace(nodes=nodes, depth=depth))
+    assert len(whole) > 2 and followed.draft.token == whole[:count]
+
+
+def test_an_end_is_not_forced() -> None:
+    """It comes with the token before it, whether guessed or not."""
+    reader = matcher("ab")
+    assert forced(reader) == "ab" and forced(reader, "ab") == ""
+
+
+def test_the_longest_of_several_beginnings_is_forced() -> None:
+    """As where `"name"` must come and the model has tokens for `"`, `"n` and `"name"`; two ways on are none."""
+    reader, (a, b, c) = matcher("x"), say("abc")
+    bits = np.zeros((VOCAB + 7) // 8, np.uint8)
+    for token in (a, b, c):
+        bits[token >> 3] |= 1 << (token & 7)
+    reader._text = {a: b"na", b: b"name", c: b"n"}.__getitem__
+    assert reader._only(bits) == b
+    reader._text = {a: b"na", b: b"no", c: b"n"}.__getitem__
+    assert reader._only(bits) is None
+
+
+def test_a_long_forced_text_is_not_walked_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hostile grammars take long for each mask."""
+    monkeypatch.setattr(matching, "FORCED_SECONDS", -1.0)
+    assert forced(matcher(SHAPE)) == ""
 
 
 @settings(max_examples=40, deadline=None)
@@ -93,21 +134,22 @@ def test_forced_tokens() -> None:
 def test_following_a_draft_changes_nothing(seed: int, size: int, pattern: str) -> None:
     """Masks behind a path are those of a matcher that really read it, and after the draft the matcher stands where it stood."""
     generator = torch.Generator().manual_seed(seed)
-    reader, root = (found := matcher(pattern)), found.advance([])
+    reader = matcher(pattern)
+    root = reader.advance([])
     for _ in range(3):
         draft = random_tree(generator, size, VOCAB, say('{"onfab,x12'))
-        followed = reader.follow(draft, root.bits)
+        followed = reader.follow(draft, root, Room(0, 0, VOCAB, 0.0))
         for path in followed.draft.paths():
             fresh = matcher(pattern)
             fresh.advance(reader._read)
             before = fresh.advance(path[:-1])
-            assert allows(before.bits, path[-1]), "only legal guesses are left"
+            assert allows(before, path[-1]), "only legal guesses are left"
             if path[-1] != STOP:
-                assert (fresh.advance(path[-1:]).bits == followed.masks[tuple(path)]).all()
+                assert (fresh.advance(path[-1:]) == followed.masks[tuple(path)]).all()
         assert followed.draft.count == sum(_legal(pattern, [*reader._read, *path]) for path in draft.paths())
         again = matcher(pattern)
-        assert (again.advance(reader._read).bits == reader.advance([]).bits).all()
-        token = next((t for t in say("onf1a{x") if allows(root.bits, t)), None)
+        assert (again.advance(reader._read) == reader.advance([])).all()
+        token = next((t for t in say("onf1a{x") if allows(root, t)), None)
         if token is None:
             return
         root = reader.advance([token])
@@ -117,7 +159,7 @@ def _legal(pattern: str, tokens: Sequence[int]) -> bool:
     reader = matcher(pattern)
     for token in tokens:
         try:
-            if not allows(reader.advance([]).bits, token):
+            if not allows(reader.advance([]), token):
                 return False
             if token != STOP:
                 reader.advance([token])
@@ -127,24 +169,24 @@ def _legal(pattern: str, tokens: Sequence[int]) -> bool:
 
 
 def test_probes_and_drawn_guesses_stay() -> None:
-    reader = matcher("abc")
-    root = reader.advance([]).bits
+    reader = matcher("[a-c]{3}")
+    root = reader.advance([])
     a, b, z = say("abz")
     probes = Draft([z, b, a, z], [-1, 0, -1, 2], [0.5] * 4, [True, False, False, False])
-    kept = reader.follow(probes, root)
+    kept = reader.follow(probes, root, ROOMY)
     assert kept.draft.token == [z, b, a] and set(kept.masks) == {(a,)}
     drawn = Draft([a, z], [-1, 0], [0.5] * 2, [False] * 2, law=[np.ones(VOCAB) / VOCAB] * 2)
-    assert reader.follow(drawn, root).draft is drawn
+    assert reader.follow(drawn, root, ROOMY).draft is drawn
 
 
 def test_drawn_guesses_into_a_dead_end_are_refused_there() -> None:
     """Nothing ends this row, so nothing comes behind the whole of its grammar."""
     reader = matcher("ab", ends=[])
-    root = reader.advance([]).bits
+    root = reader.advance([])
     drawn = Draft(say("ab"), [-1, 0], [0.5] * 2, [False] * 2, law=[np.ones(VOCAB) / VOCAB] * 2)
-    followed = reader.follow(drawn, root)
+    followed = reader.follow(drawn, root, ROOMY)
     assert followed.draft is drawn and not followed.masks[tuple(say("ab"))].any()
-    assert reader.follow(Draft.chain(say("ab")), root).draft.token == say("a")
+    assert reader.follow(Draft.chain(say("ab")), root, ROOMY).draft.token == say("a")
 
 
 class TestJoin:
@@ -270,7 +312,7 @@ class Panic(BaseException):
 
 
 def test_a_panic_of_the_library_ends_the_row_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    def advance(self: Matcher, tokens: Sequence[int]) -> Root:
+    def advance(self: Matcher, tokens: Sequence[int]) -> Bits:
         raise Panic("it panicked")
 
     monkeypatch.setattr(Matcher, "advance", advance)
@@ -279,7 +321,7 @@ def test_a_panic_of_the_library_ends_the_row_and_nobody_waits(monkeypatch: pytes
 
 @pytest.mark.parametrize("kind", [RuntimeError, Panic])
 def test_a_grammar_that_fails_on_guesses_costs_these_and_no_drafter(kind: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
-    def follow(self: Matcher, draft: Draft, root: Bits) -> Followed:
+    def follow(self: Matcher, draft: Draft, root: Bits, room: Room) -> Followed:
         raise kind("no")
 
     monkeypatch.setattr(Matcher, "follow", follow)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import json
+import os
 import sys
 from collections.abc import AsyncIterator
 from typing import Any
@@ -216,6 +217,14 @@ class TestReader:
         process.kill()
         await process.wait()
         assert await reader.read(schema(NAME)) == first, "what is known is not asked again"
+
+    async def test_its_process_gives_way_to_the_server(self, reader: GrammarReader) -> None:
+        """Niceness counts within a session only. A terminal's signals go to a group."""
+        await reader.read(Constraint("regex", "a"))
+        process = reader._process
+        assert process is not None
+        assert os.getsid(process.pid) == os.getsid(0) and os.getpgid(process.pid) == process.pid
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(os.getpriority(os.PRIO_PROCESS, 0) + grammar_check.NICER, 19)
 
     async def test_refusals_are_remembered_too(self, reader: GrammarReader) -> None:
         wrong = Constraint("regex", "(")
