@@ -84,10 +84,9 @@ class Engine:
         depths = census(share.draft for share in shares) if nodes else []
         news = self._speculator.news()
         sources = by_source((share.draft, share.accepted) for share in shares) if nodes else []
-        lacked = self._speculator.late()
-        return StepResult(
-            plan.step, emits, _micros(started, drafted), _micros(drafted, verified), rows, nodes, depths, sources, news, lacked
-        )
+        lacked, chosen = self._speculator.late(), _micros(0.0, self._speculator.chosen())
+        times = _micros(started, drafted), _micros(drafted, verified)
+        return StepResult(plan.step, emits, *times, rows, nodes, depths, sources, news, lacked, chosen)
 
     def inject(self, message: Inject) -> None:
         """`fail`: the row that next reaches `value` generated tokens ends with an error."""

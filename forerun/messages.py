@@ -134,7 +134,8 @@ class Emit(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StepResult(Message, frozen=True, array_like=True, tag="result"):
-    """Answer to the plan of the same `step`. Times in microseconds. `rows`: rows of the target's forward; `nodes`: guessed ones;
+    """Answer to the plan of the same `step`. Times in microseconds. `chosen_us`: of `draft_us`, what the drafter need not have spent: it
+    weighs by itself what that brings (`StepPlan.goodput`). `rows`: rows of the target's forward; `nodes`: guessed ones;
     `depths[d]`: how many of those stand d + 1 steps behind their root. `sources`: where several drafters are joined, for each in the order
     of `Ready.drafter` the nodes that it proposed, and those of them that were accepted, by depth as well."""
 
@@ -150,6 +151,7 @@ class StepResult(Message, frozen=True, array_like=True, tag="result"):
     """one line for each time that the drafter raised since the last result; no request saw anything of it"""
     late: tuple[int, int] = (0, 0)
     """what the drafter had to do without since the last result: positions of texts, and answers of a draft service"""
+    chosen_us: int = 0
 
 
 class Start(Message, frozen=True, array_like=True, tag="start"):

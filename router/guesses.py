@@ -42,7 +42,8 @@ class Budget(Protocol):
 class Round:
     """A finished step. `roots`: rows that decoded, each of which brings a token without any guess. `rows`: of the forward, `nodes` of them
     guesses and `prefill_tokens` prompt. `asked`: sequences that might have guesses, `drafts`: that had some. `read`: tokens of all that
-    decoded. `tokens`: committed. `draft_seconds` are part of `seconds`."""
+    decoded. `tokens`: committed. `draft_seconds` are part of `seconds`, `chosen_seconds` of these: what the drafter
+    need not have spent, and weighs by itself."""
 
     roots: int
     rows: int
@@ -54,6 +55,7 @@ class Round:
     draft_seconds: float
     prefill_tokens: int = 0
     drafts: int = 0
+    chosen_seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

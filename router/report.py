@@ -20,6 +20,7 @@ def round_of(tally: Tally, result: StepResult, seconds: float) -> Round:
         draft_seconds=result.draft_us / 1e6 if tally.asked else 0.0,
         prefill_tokens=tally.prefill_tokens,
         drafts=tally.drafts,
+        chosen_seconds=result.chosen_us / 1e6 if tally.asked else 0.0,
     )
 
 

@@ -173,11 +173,13 @@ class Commit:
 
 
 class Terms(NamedTuple):
-    """What guesses have to bring in this step, roughly; to build more than that is waste and no error. `price`: survival below which a node
-    is not worth verifying. `goodput`: accepted guesses that a second of drafting has to bring; 0 = time is free."""
+    """What guesses have to bring in this step, roughly; to build more than that is waste and no error. `price`: survival below which no
+    node is worth verifying, whatever the others are. `goodput`: accepted guesses that a second of drafting has to bring; 0 = time is free.
+    `toll`: what verifying a node takes on average, in accepted guesses."""
 
     price: float = 0.0
     goodput: float = 0.0
+    toll: float = 0.0
 
 
 FREE = Terms()
@@ -215,6 +217,10 @@ def _punctual() -> Late:
     return Late()
 
 
+def _nothing() -> float:
+    return 0.0
+
+
 def _no_news() -> list[str]:
     return []
 
@@ -226,7 +232,8 @@ class Needs:
     own, which have a slot for each of the target's. `most`: most nodes it can propose for a row. `lazy`: it may skip rows while
     speculation is off and catch up later from `absorb`ed tokens alone. `weight_bytes`: what it has loaded; `work_bytes`: what its forwards
     take beside their pools. `attach`: called once, with as many pools, before anything is absorbed. `news`: what went wrong inside and was
-    survived there, one line each, since it was asked last. `late`: see `Late`; asked in every step."""
+    survived there, one line each, since it was asked last. `late`: see `Late`; asked in every step. `chosen`: seconds of drafting that it
+    spent by its own choice since it was asked last: it knows what they bring, and weighs that against `Terms.goodput` itself."""
 
     layers: tuple[int, ...] = ()
     pools: tuple[PoolSpec, ...] = ()
@@ -237,6 +244,7 @@ class Needs:
     attach: Callable[[Place], None] = dataclasses.field(default=_nowhere, compare=False)
     news: Callable[[], list[str]] = dataclasses.field(default=_no_news, compare=False)
     late: Callable[[], Late] = dataclasses.field(default=_punctual, compare=False)
+    chosen: Callable[[], float] = dataclasses.field(default=_nothing, compare=False)
 
     @property
     def dear(self) -> bool:

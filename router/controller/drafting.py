@@ -2,7 +2,9 @@
 
 A drafter that looks things up takes its time for each sequence, one that computes takes it for all of them at once: so the time is learned
 for 1, 2, 3–4, 5–8, … sequences, and where nothing was seen yet it is in proportion to the nearest that was. A drafter that computes also
-reads a whole prompt when it is first asked about a sequence. That is paid once, so it must not count as what every ask takes.
+reads a whole prompt when it is first asked about a sequence. That is paid once, so it must not count as what every ask takes. Nor does what
+a join of drafters spends on those of them that it need not have asked: it weighs that itself, and were it the price of every ask, a dear
+source would close the cheap one beside it.
 """
 
 from __future__ import annotations
@@ -44,14 +46,23 @@ class Drafting:
         self._each = [_Rate() for _ in range(_BUCKETS)]
         """seconds for each sequence"""
         self._read = _Rate()
+        self._chosen = [0.0] * _BUCKETS
+        """seconds of a step"""
 
     @property
     def read_seconds(self) -> float:
         """What a token takes that the drafter has to catch up with; nothing as long as nothing is known."""
         return self._read.value
 
-    def observe(self, asked: int, seconds: float, unread: int = 0) -> None:
-        """A step's drafting. `unread`: tokens it had to catch up with, beyond the usual."""
+    def chosen(self, asked: int) -> float:
+        """Seconds that drafters add by their own choice to a step in which so many are asked about."""
+        return self._chosen[_bucket(asked)] if asked else 0.0
+
+    def observe(self, asked: int, seconds: float, unread: int = 0, chosen: float = 0.0) -> None:
+        """A step's drafting: what it took, and what was added to that by choice. `unread`: tokens it had to catch up with, beyond the
+        usual."""
+        if asked >= 1:
+            self._chosen[_bucket(asked)] += _STEP * (chosen - self._chosen[_bucket(asked)])
         if asked < 1 or seconds <= 0.0:
             return
         reading, asking = self._read.value * unread, self.seconds(asked)[asked]

@@ -101,7 +101,7 @@ class Price:
 
     def stepped(self, round: Round) -> None:
         costs, roots, read = self._costs, round.roots, round.read
-        self._drafting.observe(round.asked, round.draft_seconds, self._caught_up())
+        self._drafting.observe(round.asked, round.draft_seconds - round.chosen_seconds, self._caught_up(), round.chosen_seconds)
         self._prompts = round.prefill_tokens
         if not roots:
             return
@@ -230,7 +230,7 @@ class Price:
                 nodes += one.mean.nodes
                 seconds += one.mean.seconds
                 asked += 1
-        guessing = (roots + accepted) / (plain + seconds + drafting[asked])
+        guessing = (roots + accepted) / (plain + seconds + drafting[asked] + self._drafting.chosen(asked))
         self._gain = guessing * plain / roots
         return max(roots / plain, guessing), nodes
 

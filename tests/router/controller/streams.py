@@ -39,14 +39,21 @@ class World:
     the truth; like a real worker it finds out."""
 
     def __init__(
-        self, chance: float = 0.7, seed: int = 0, draft_seconds: float = 3e-5, frugal: bool = False, claim: float | None = None
+        self,
+        chance: float = 0.7,
+        seed: int = 0,
+        draft_seconds: float = 3e-5,
+        frugal: bool = False,
+        claim: float | None = None,
+        chosen_seconds: float = 0.0,
     ) -> None:
+        """`draft_seconds`: of each ask, `chosen_seconds` of a step, on top."""
         self.chance = chance
         self._belief = claim
         self.tokens = self.nodes = 0
         self.seconds = 0.0
         self.frugal = frugal
-        self.draft_seconds = draft_seconds
+        self.draft_seconds, self.chosen_seconds = draft_seconds, chosen_seconds
         self.slow = 1.0
         self.plain = self.asked = 0
         self._dice = random.Random(seed)
@@ -65,10 +72,12 @@ class World:
             nodes, accepted = nodes + most, accepted + held
             one.tokens.extend([0] * (1 + held))
         rows = len(sequences) + nodes + prefill
-        drafting = asked * self.draft_seconds
+        chosen = self.chosen_seconds if asked else 0.0
+        drafting = asked * self.draft_seconds + chosen
         seconds = seconds_of(rows) * self.slow * self._dice.uniform(0.97, 1.03) + drafting
         read = sum(len(one.tokens) for one in sequences)
-        controller.stepped(Round(len(sequences), rows, nodes, asked, read, len(sequences) + accepted, seconds, drafting, prefill))
+        tokens = len(sequences) + accepted
+        controller.stepped(Round(len(sequences), rows, nodes, asked, read, tokens, seconds, drafting, prefill, chosen_seconds=chosen))
         self.tokens, self.nodes, self.seconds = self.tokens + len(sequences) + accepted, self.nodes + nodes, self.seconds + seconds
         if self._belief is not None and nodes:
             self._belief += 0.1 * (self.chance - self._belief)

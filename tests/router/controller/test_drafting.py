@@ -52,3 +52,11 @@ def test_the_first_ask_says_little_of_the_next_ones() -> None:
     drafting.observe(1, 0.002)
     drafting.observe(1, 0.002)
     assert drafting.seconds(1)[1] == pytest.approx(0.002, rel=0.4)
+
+
+def test_what_a_drafter_adds_by_choice_is_not_what_an_ask_costs() -> None:
+    drafting = Drafting()
+    for number in range(200):
+        drafting.observe(4, 2e-4, chosen=0.010 if number % 2 else 0.0)
+    assert drafting.seconds(4)[4] == pytest.approx(2e-4) and drafting.chosen(4) == pytest.approx(0.005, rel=0.2)
+    assert drafting.chosen(0) == drafting.chosen(1) == 0.0

@@ -178,3 +178,15 @@ def test_a_drafter_that_is_sure_and_always_wrong_costs_next_to_nothing(claim: fl
         return world.seconds * load / (world.tokens * seconds_of(load)) - 1
 
     assert lost(300) < 0.05 and lost(3000) < 0.015
+
+
+@pytest.mark.parametrize("by_choice", [True, False])
+def test_a_dear_drafter_does_not_close_the_cheap_one_beside_it(by_choice: bool) -> None:
+    """Look-ups bring a little for next to nothing. Beside them a network is asked in every step; were that what an ask takes, nobody would
+    be asked, and so there would be no look-ups either."""
+    dear = 0.0007
+    world = World(chance=0.1, frugal=True, **{"chosen_seconds" if by_choice else "draft_seconds": dear})
+    controller, streams = Price(COSTS, most=4), [sequence() for _ in range(2)]
+    for _ in range(200):
+        world.step(controller, streams)
+    assert (world.asked > 300) is by_choice
