@@ -6,6 +6,7 @@ where there is no compiler; slow, and said so once in the log. Both keep the pro
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from forerun.backends.cpu.library import Library
 from forerun.backends.cpu.memory import Limits
 from forerun.backends.cpu.native_ops import Captured, NativeOps
 from forerun.backends.cpu.regions import Regions, huge_pages
+from forerun.backends.cpu.threads import choose_threads, measure
 from forerun.kernels import quant
 from forerun.kernels.cpu.build import BuildError, build
 from forerun.kernels.quant import Codes
@@ -148,17 +150,12 @@ def open_cpu(threads: int, memory_fraction: float) -> Backend:
 def open_native(threads: int, memory_fraction: float, isa: str = "") -> NativeCpu:
     """`isa`: an instruction set, or "" for the best there is; ValueError if the machine lacks it. BuildError or OSError if the kernels
     cannot be built or loaded."""
-    limits = Limits()
-    chosen = threads or choose_threads(limits.cores())
+    limits, path = Limits(), build()
     torch.set_num_threads(1)
-    return NativeCpu(Library(build(), chosen, isa), chosen, limits, memory_fraction)
+    chosen = threads or choose_threads(limits.cores(), functools.partial(measure, path, isa))
+    return NativeCpu(Library(path, chosen, isa), chosen, limits, memory_fraction)
 
 
 def open_torch(memory_fraction: float) -> TorchCpu:
     torch.set_num_threads(1)
     return TorchCpu(1, Limits(), memory_fraction)
-
-
-def choose_threads(cores: int) -> int:
-    """All cores but one, which the front needs; but both of two: the pool steps back to one thread when another process wants a core."""
-    return cores if cores <= 2 else cores - 1

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from forerun.backends.base import AttentionSpec, Draws, Picks, Pool, Rows, Weight
+from forerun.backends.cpu import operands
 from forerun.backends.cpu.library import OP, PLACES, Library
+from forerun.backends.cpu.operands import KINDS, floats, ints, longs, maybe, shaped
 from forerun.backends.cpu.program import N, Program, Recorder, Unrecordable, encode
 
 log = logging.getLogger(__name__)
@@ -39,9 +41,6 @@ log = logging.getLogger(__name__)
 ) = range(18)
 """Codes of kernels/cpu/forerun_cpu.h."""
 
-ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4}
-FORMATS = {"f32": 0, "bf16": 1, "int8": 2, "int8-groups": 3, "int4": 4, "int4-symmetric": 5}
-KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 MOST_PARTS = 9
 """Tensors that one CONCAT joins."""
 
@@ -60,87 +59,97 @@ class NativeOps:
     # -- rows ------------------------------------------------------------------------------------------------------------------
 
     def embed(self, table: Tensor, tokens: Tensor, scale: float = 1.0) -> Tensor:
-        tokens = _int32(tokens)
+        kind, tokens = operands.table_kind(table), ints(tokens)
+        shaped(tokens, (None,), "tokens")
         out = self._result(tokens, table.shape[1])
-        self._do(EMBED, tokens, (_stored(table), tokens, out), (table.shape[1], KINDS[table.dtype], table.shape[0]), (scale,))
+        self._do(EMBED, tokens, (_stored(table), tokens, out), (table.shape[1], kind, table.shape[0]), (scale,))
         return out
 
     def take(self, x: Tensor, rows: Tensor) -> Tensor:
-        x, rows = _float(x), _int32(rows)
+        x, rows = floats(x), ints(rows)
+        shaped(x, (None, None), "what rows are taken of")
+        shaped(rows, (None,), "the rows that are taken")
         out = self._result(rows, x.shape[1])
-        self._do(TAKE, rows, (x, rows, out), (x.shape[1],))
+        recorded = None if self._recorder is None else (x.shape[1], self._recorder.rows_of(x))
+        self._do(TAKE, rows, (x, rows, out), (x.shape[1], x.shape[0]), recorded=recorded)
         return out
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        x = _float(x)
-        _same(weight.shape[0], x.shape[1], "a norm's weight")
+        x = floats(x)
+        shaped(x, (None, None), "what a norm is of")
+        shaped(weight, (x.shape[1],), "a norm's weight")
         out = self._result(x, x.shape[1])
-        self._do(NORM, x, (x, _float(weight), out), (x.shape[1],), (eps,))
+        self._do(NORM, x, (x, floats(weight), out), (x.shape[1],), (eps,))
         return out
 
     def add(self, x: Tensor, residual: Tensor, scale: float = 1.0) -> Tensor:
-        x, residual = _float(x), _float(residual)
-        _same(x.shape, residual.shape, "the operands of add")
+        x, residual = floats(x), floats(residual)
+        shaped(x, (None, None), "what is added")
+        shaped(residual, x.shape, "what x is added to")
         out = self._result(x, x.shape[1])
-        self._do(ADD, x, (x, residual, out), (x.shape[1],), (scale,))
+        self._do(ADD, x, (x, residual, out), (x.shape[1],), (scale,), beside=(residual,))
         return out
 
     def add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-        x, residual = _float(x), _float(residual)
-        _same(x.shape, residual.shape, "the operands of add_norm")
-        _same(weight.shape[0], x.shape[1], "a norm's weight")
+        x, residual = floats(x), floats(residual)
+        shaped(x, (None, None), "what is added")
+        shaped(residual, x.shape, "what x is added to")
+        shaped(weight, (x.shape[1],), "a norm's weight")
         out, total = self._result(x, x.shape[1]), self._result(x, x.shape[1])
-        self._do(ADD_NORM, x, (x, residual, _float(weight), out, total), (x.shape[1],), (eps, scale))
+        self._do(ADD_NORM, x, (x, residual, floats(weight), out, total), (x.shape[1],), (eps, scale), beside=(residual,))
         return out, total
 
     def gate(self, x: Tensor, activation: str) -> Tensor:
-        x = _float(x)
+        x = floats(x)
+        shaped(x, (None, None), "gate and up, side by side,")
+        shaped(x, (None, x.shape[1] // 2 * 2), "gate and up, side by side,")
         out = self._result(x, x.shape[1] // 2)
-        self._do(GATE, x, (x, out), (x.shape[1] // 2, _activation(activation)))
+        self._do(GATE, x, (x, out), (x.shape[1] // 2, operands.activation(activation)))
         return out
 
     def concat(self, parts: list[Tensor]) -> Tensor:
-        parts = [_float(part) for part in parts]
+        if not parts:
+            raise ValueError("concat needs at least one part")
+        parts = [floats(part) for part in parts]
+        shaped(parts[0], (None, None), "a part")
+        for part in parts:
+            shaped(part, (parts[0].shape[0], None), "a part, beside the first,")
         if len(parts) > MOST_PARTS:
             return self.concat([self.concat(parts[:MOST_PARTS]), *parts[MOST_PARTS:]])
         out = self._result(parts[0], sum(part.shape[1] for part in parts))
-        self._do(CONCAT, parts[0], (out, *parts), (len(parts), *(part.shape[1] for part in parts)))
+        self._do(CONCAT, parts[0], (out, *parts), (len(parts), *(part.shape[1] for part in parts)), beside=parts)
         return out
 
     # -- products --------------------------------------------------------------------------------------------------------------
 
     def matmul(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-        x = _float(x)
-        rows, columns = weight.shape
-        _same(x.shape[1], columns, "the columns of x and of the weight")
-        out = self._result(x, rows)
-        self._do(MATMUL, x, (x, weight.data, _maybe(bias), out), (columns, rows, FORMATS[weight.format]))
+        x = floats(x)
+        shape = operands.product(x, weight)
+        if bias is not None:
+            shaped(bias, (weight.shape[0],), "a bias")
+        out = self._result(x, weight.shape[0])
+        self._do(MATMUL, x, (x, weight.data, maybe(bias), out), shape)
         return out
 
     def logits(self, x: Tensor, head: Weight, scale: float = 1.0, softcap: float = 0.0) -> Tensor:
-        x = _float(x)
-        rows, columns = head.shape
-        _same(x.shape[1], columns, "the columns of x and of the head")
-        out = self._result(x, rows)
-        self._do(LOGITS, x, (x, head.data, out), (columns, rows, FORMATS[head.format]), (scale, softcap))
+        x = floats(x)
+        shape = operands.product(x, head)
+        out = self._result(x, head.shape[0])
+        self._do(LOGITS, x, (x, head.data, out), shape, (scale, softcap))
         return out
 
     def moe(
         self, x: Tensor, router: Weight, gate_up: list[Weight], down: list[Weight], top_k: int, activation: str, normalize: bool
     ) -> Tensor:
-        x = _float(x)
-        hidden, inner = x.shape[1], down[0].shape[1]
-        shapes = {w.shape for w in gate_up} | {router.shape} | {w.shape for w in down}
-        _same(shapes, {(2 * inner, hidden), (len(gate_up), hidden), (hidden, inner)}, "the shapes of a mixture's weights")
-        if not 0 < top_k <= len(gate_up):
-            raise ValueError(f"a mixture of {len(gate_up)} experts cannot use {top_k} of them")
+        x = floats(x)
+        hidden, inner, *formats = operands.mixture(x, router, gate_up, down, top_k)
         out = self._result(x, hidden)
-        formats = {w.format for w in (*gate_up, *down)}
-        _same(len(formats), 1, "the number of formats of a mixture's experts")
         with self._aside():
             experts = torch.tensor([w.data.data_ptr() for w in (*gate_up, *down)], dtype=torch.int64)
-        shape = (hidden, len(gate_up), top_k, inner, _activation(activation), int(normalize))
-        self._do(MOE, x, (x, router.data, experts, out), (*shape, FORMATS[router.format], FORMATS[formats.pop()]))
+        if self._recorder is not None:
+            self._recorder.tape.keep += [w.data for w in (*gate_up, *down)]
+        shape = (hidden, len(gate_up), top_k, inner, operands.activation(activation), int(normalize), *formats)
+        self._do(MOE, x, (x, router.data, experts, out), shape)
         return out
 
     # -- attention -------------------------------------------------------------------------------------------------------------
@@ -156,37 +165,42 @@ class NativeOps:
         k_norm: Tensor | None = None,
         eps: float = 0.0,
     ) -> Tensor:
-        _fused(qkv, spec)
-        if qkv.dtype != torch.float32 or not qkv.is_contiguous():
-            raise ValueError("rope works in place: qkv must be contiguous float32")
-        sizes = (0 if q_norm is None else q_norm.shape[0], 0 if k_norm is None else k_norm.shape[0])
+        operands.rotation(qkv, positions, cos, sin, spec)
+        sizes = operands.head_norm(q_norm, spec.heads, spec), operands.head_norm(k_norm, spec.kv_heads, spec)
         shape = (spec.heads, spec.kv_heads, spec.head_dim, cos.shape[1], *sizes, cos.shape[0])
-        self._do(ROPE, qkv, (qkv, _int32(positions), _float(cos), _float(sin), _maybe(q_norm), _maybe(k_norm)), shape, (eps,))
+        positions = ints(positions)
+        tensors = (qkv, positions, floats(cos), floats(sin), maybe(q_norm), maybe(k_norm))
+        self._do(ROPE, qkv, tensors, shape, (eps,), beside=(positions,))
         return qkv
 
     def write_kv(self, qkv: Tensor, pool: Pool, layer: int, slots: Tensor, spec: AttentionSpec) -> None:
-        qkv = _float(qkv)
-        _fused(qkv, spec)
-        keys, values = _layer(pool, layer)
+        qkv, slots = floats(qkv), ints(slots)
+        operands.fused(qkv, spec)
+        shaped(slots, (qkv.shape[0],), "the slots of qkv's rows")
+        keys, values = operands.layer_of(pool, layer, spec)
         shape = (spec.heads, spec.kv_heads, spec.head_dim, KINDS[pool.keys.dtype], pool.keys.shape[1])
-        self._do(WRITE_KV, qkv, (qkv, keys, values, _int32(slots)), shape)
+        self._do(WRITE_KV, qkv, (qkv, keys, values, slots), shape, beside=(slots,))
 
     def attention(self, qkv: Tensor, pool: Pool, layer: int, rows: Rows, spec: AttentionSpec) -> Tensor:
-        qkv = _float(qkv)
-        _fused(qkv, spec)
-        keys, values = _layer(pool, layer)
+        qkv = floats(qkv)
+        operands.fused(qkv, spec)
+        keys, values = operands.layer_of(pool, layer, spec)
+        where = operands.segments(rows, qkv.shape[0])
+        if spec.sinks is not None:
+            shaped(spec.sinks, (spec.heads,), "sinks")
         out = self._result(qkv, spec.heads * spec.head_dim)
-        where = (rows.positions, rows.slots, rows.parents, rows.starts, rows.known, rows.context, rows.pages)
         shape = (spec.heads, spec.kv_heads, spec.head_dim, spec.window, KINDS[pool.keys.dtype], pool.keys.shape[1])
-        operands = (qkv, keys, values, out, *where, _maybe(spec.sinks))
-        self._do(ATTENTION, qkv, operands, shape, (spec.scale, spec.softcap), rows.known.shape[0], rows.pages.shape[1])
+        tensors = (qkv, keys, values, out, *where, maybe(spec.sinks))
+        sizes = (rows.known.shape[0], rows.pages.shape[1])
+        self._do(ATTENTION, qkv, tensors, shape, (spec.scale, spec.softcap), sizes, beside=where[:3], given=where[3:])
         return out
 
     def keep_kv(self, pool: Pool, source: Tensor, target: Tensor) -> None:
-        _same(source.shape, target.shape, "source and target slots")
-        keys, values = _layer(pool, 0)
+        source, target = ints(source), ints(target)
+        shaped(source, (None,), "source slots")
+        shaped(target, source.shape, "target slots, beside the source's,")
+        keys, values = operands.whole(pool)
         layers, pages, heads, _, size = pool.keys.shape
-        source, target = _int32(source), _int32(target)
         self._do(KEEP_KV, source, (keys, values, source, target), (layers, pages, heads, size, KINDS[pool.keys.dtype], source.shape[0]))
 
     # -- choice ----------------------------------------------------------------------------------------------------------------
@@ -198,27 +212,33 @@ class NativeOps:
         return out
 
     def noise_at(self, seeds: Tensor, indices: Tensor, tokens: Tensor) -> Tensor:
-        seeds, indices, tokens = (each.to(torch.int64).contiguous() for each in (seeds, indices, tokens))
+        seeds, indices, tokens = (longs(each) for each in (seeds, indices, tokens))
+        shaped(seeds, (None,), "seeds")
+        shaped(indices, seeds.shape, "indices, beside the seeds,")
+        shaped(tokens, seeds.shape, "tokens, beside the seeds,")
         out = torch.empty(seeds.shape[0])
         self._do(NOISE_AT, seeds, (seeds, indices, tokens, out), (seeds.shape[0],))
         return out
 
     def pick(self, scores: Tensor, noise: Tensor | None) -> Picks:
-        scores = _float(scores)
+        scores = floats(scores)
+        operands.choices(scores)
         if noise is not None:
-            _same(noise.shape, scores.shape, "scores and noise")
+            noise = floats(noise)
+            shaped(noise, scores.shape, "noise, beside the scores,")
         tokens, logprobs = self._result(scores, 0, torch.int64), self._result(scores, 0)
-        self._do(PICK, scores, (scores, _maybe(noise), tokens, logprobs), (scores.shape[1],))
+        beside = () if noise is None else (noise,)
+        self._do(PICK, scores, (scores, noise, tokens, logprobs), (scores.shape[1],), beside=beside)
         return Picks(tokens, logprobs)
 
     def choose(self, x: Tensor, head: Weight, draws: Draws, scale: float = 1.0, softcap: float = 0.0) -> Picks:
-        x = _float(x)
-        rows, columns = head.shape
-        _same(x.shape[1], columns, "the columns of x and of the head")
-        how = (_float(draws.temperatures), _int32(draws.sampled), _int64(draws.seeds), _int64(draws.indices))
-        _same({len(each) for each in how}, {x.shape[0]}, "rows and draws")
+        x = floats(x)
+        shape = operands.product(x, head)
+        how = (floats(draws.temperatures), ints(draws.sampled), longs(draws.seeds), longs(draws.indices))
+        for name, each in zip(("temperatures", "sampled", "seeds", "indices"), how):
+            shaped(each, (x.shape[0],), f"{name} of the rows of x")
         tokens, logprobs = self._result(x, 0, torch.int64), self._result(x, 0)
-        self._do(CHOOSE, x, (x, head.data, *how, tokens, logprobs), (columns, rows, FORMATS[head.format]), (scale, softcap))
+        self._do(CHOOSE, x, (x, head.data, *how, tokens, logprobs), shape, (scale, softcap), beside=how)
         return Picks(tokens, logprobs)
 
     # -- running and recording -------------------------------------------------------------------------------------------------
@@ -237,26 +257,32 @@ class NativeOps:
         self,
         code: int,
         like: Tensor,
-        operands: Sequence[Tensor | int | None],
+        tensors: Sequence[Tensor | int | None],
         integers: Sequence[int],
-        floats: Sequence[float] = (),
-        segments: int = 0,
-        columns: int = 0,
+        constants: Sequence[float] = (),
+        segments: tuple[int, int] = (0, 0),
+        *,
+        beside: Sequence[Tensor] = (),
+        given: Sequence[Tensor] = (),
+        recorded: Sequence[int] | None = None,
     ) -> None:
-        """Runs one op on as many rows as `like` has; records it, if a recorder listens."""
+        """Runs one op on as many rows as `like` has; records it, if a recorder listens. `segments`: their number, and the columns of their
+        pages. `beside`: what else has a row for each of `like`'s; `given`: what must be the batch's own; `recorded`: integers that differ
+        in a recording."""
         places = []
-        for place, operand in enumerate(operands):
-            if operand is None:
+        for place, tensor in enumerate(tensors):
+            if tensor is None:
                 places.append(-1)
                 continue
             places.append(place)
-            self._table[place] = operand if isinstance(operand, int) else operand.data_ptr()
-        self._op.raw = encode(code, N, places, integers, floats)
+            self._table[place] = tensor if isinstance(tensor, int) else tensor.data_ptr()
+        self._op.raw = encode(code, N, places, integers, constants)
         sizes = self._sizes
-        sizes[0], sizes[1], sizes[2], sizes[3] = like.shape[0], 0, segments, columns
+        sizes[0], sizes[1], sizes[2], sizes[3] = like.shape[0], 0, *segments
         self._library.run(self._at[0], 1, self._at[1], self._at[2])
         if self._recorder is not None:
-            self._recorder.emit(code, self._recorder.kind(like), operands, integers, floats)
+            kind = self._recorder.rows(like, beside, given)
+            self._recorder.emit(code, kind, tensors, integers if recorded is None else recorded, constants)
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
@@ -310,43 +336,5 @@ class Captured:
         return self._function(batch)
 
 
-def _float(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float32 and x.is_contiguous() else x.float().contiguous()
-
-
-def _int32(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.int32 and x.is_contiguous() else x.int().contiguous()
-
-
-def _int64(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.int64 and x.is_contiguous() else x.long().contiguous()
-
-
 def _stored(x: Tensor) -> Tensor:
     return x if x.is_contiguous() else x.contiguous()
-
-
-def _maybe(x: Tensor | None) -> Tensor | None:
-    return None if x is None else _float(x)
-
-
-def _same(a: object, b: object, what: str) -> None:
-    if a != b:
-        raise ValueError(f"{what} do not match: {a} and {b}")
-
-
-def _activation(name: str) -> int:
-    if name not in ACTIVATIONS:
-        raise ValueError(f"unknown activation {name!r}; known: {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]
-
-
-def _fused(qkv: Tensor, spec: AttentionSpec) -> None:
-    _same(qkv.shape[1], (spec.heads + 2 * spec.kv_heads) * spec.head_dim, "the width of qkv and the layer's heads")
-
-
-def _layer(pool: Pool, layer: int) -> tuple[int, int]:
-    """Addresses of a layer's keys ([pages, kv_heads, D, 16] in memory) and values."""
-    keys, values = pool.keys, pool.values
-    offset = layer * keys.stride(0) * keys.element_size()
-    return keys.data_ptr() + offset, values.data_ptr() + offset

@@ -83,6 +83,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise Unrecordable("an op's rows do not come from the batch")
         return kind
 
+    def rows(self, like: Tensor, beside: Sequence[Tensor], given: Sequence[Tensor]) -> int:
+        """The kind of an op's rows. What lies `beside` must be of the same kind, and what is `given` a field of the batch: a constant would
+        keep its size while the batch's changes."""
+        kind = self.kind(like)
+        if any(self.kind(tensor) != kind for tensor in beside):
+            raise Unrecordable("an op's operands have rows of different kinds")
+        if any(self._places.get(id(tensor), len(FIELDS)) >= len(FIELDS) for tensor in given):
+            raise Unrecordable("attention is over segments that are not the batch's")
+        return kind
+
+    def rows_of(self, x: Tensor) -> int:
+        """How many rows it has in a replay, as TAKE wants to know it: FR_N or FR_M as −1 or −2, or a fixed number."""
+        kind = self._kinds.get(id(x))
+        return x.shape[0] if kind is None else -1 - kind
+
     def result(self, tensor: Tensor, kind: int) -> None:
         """`tensor`, just made for an op's result, gets a buffer that is free again when the function lets go of it."""
         tape, width = self.tape, tensor.shape[1] * tensor.element_size() if tensor.dim() > 1 else tensor.element_size()

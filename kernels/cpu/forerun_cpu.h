@@ -5,7 +5,7 @@
  *
  *   code        tensors t[]                                    integers i[]                              floats f[]
  *   EMBED       table tokens out                               H format vocab                            scale
- *   TAKE        x rows out                                     width
+ *   TAKE        x rows out                                     width count (of x: −1 = n, −2 = m)
  *   NORM        x weight out                                   H                                         eps
  *   ADD         x residual out                                 H                                         scale
  *   ADD_NORM    x residual weight normed sum                   H                                         eps scale

@@ -160,11 +160,12 @@ private:
     void announce() const;
     bool makes_heads() const;
     int32_t make_heads();
-    void take(const float* x, const int32_t* rows, float* out, int32_t width);
+    int32_t take();
     int32_t rope_of(Rope& r) const;
     int32_t rope();
     int32_t entries_of(Entries& e) const;
     int32_t write_kv();
+    static bool sound(const Attention& a, int32_t rows, int32_t segments, int32_t pages);
     int32_t attention();
     int32_t keep_kv();
     template <class T>
@@ -315,8 +316,12 @@ bool Call::feeds() const {
     return k_.tiles(Format(op.i[2]), rows_) >= c_.pool.threads() || int64_t(rows_) * i(0) < WORTH_SHARING;
 }
 
-void Call::take(const float* x, const int32_t* rows, float* out, int32_t width) {
-    for (int32_t r = 0; r < rows_; ++r) memcpy(out + int64_t(r) * width, x + int64_t(rows[r]) * width, size_t(width) * 4);
+int32_t Call::take() {
+    const int64_t width = i(0);
+    const int32_t *rows = t<int32_t>(1), count = i(1) < 0 ? sizes_[-1 - i(1)] : i(1);
+    if (!within(rows, rows_, count)) return FR_RANGE;
+    for (int32_t r = 0; r < rows_; ++r) memcpy(t(2) + r * width, t(0) + rows[r] * width, size_t(width) * 4);
+    return FR_OK;
 }
 
 int32_t Call::rope_of(Rope& r) const {
@@ -347,6 +352,23 @@ int32_t Call::write_kv() {
     return FR_OK;
 }
 
+// Whether kernels that follow these segments, rows, parents and pages stay inside of all of them.
+bool Call::sound(const Attention& a, int32_t rows, int32_t segments, int32_t pages) {
+    const int64_t reach = int64_t(a.page_columns) * PAGE;  // positions that a segment's pages hold
+    if (!within(a.slots, rows, int64_t(pages) * PAGE) || !within(a.pages, int64_t(segments) * a.page_columns, pages)) return false;
+    if (a.starts[0] != 0 || a.starts[segments] != rows) return false;
+    for (int32_t s = 0; s < segments; ++s) {
+        const int64_t first = a.starts[s], end = a.starts[s + 1], base = first + a.known[s];
+        if (a.known[s] < 0 || base > end || end > rows || a.context[s] < 0 || int64_t(a.context[s]) + a.known[s] > reach) return false;
+        for (int64_t r = first; r < end; ++r) {
+            const int32_t at = a.positions[r], parent = a.parents[r];
+            if (at < 0) return false;
+            if (r < base ? at >= reach : parent >= base ? parent >= r || at != a.positions[parent] + 1 : at > reach) return false;
+        }
+    }
+    return true;
+}
+
 int32_t Call::attention() {
     Attention a{};
     a.qkv = t(0), a.keys = t<void>(1), a.values = t<void>(2), a.out = t(3);
@@ -356,10 +378,7 @@ int32_t Call::attention() {
     a.heads = i(0), a.kv_heads = i(1), a.D = i(2), a.window = i(3), a.format = Format(i(4));
     a.scale = f(0), a.softcap = f(1);
 
-    if (!within(a.slots, rows_, int64_t(i(5)) * PAGE) || !within(a.pages, int64_t(sizes_[FR_SEGMENTS]) * a.page_columns, i(5)))
-        return FR_RANGE;
-    for (int32_t s = 0; s < sizes_[FR_SEGMENTS]; ++s)
-        if (a.context[s] < 0 || a.context[s] + a.known[s] > a.page_columns * PAGE) return FR_RANGE;
+    if (!sound(a, rows_, sizes_[FR_SEGMENTS], i(5))) return FR_RANGE;
 
     c_.tasks.clear();
     size_t bytes = 0;
@@ -553,8 +572,7 @@ int32_t Call::run() {
             by_rows(rows_, i(0), [&](int32_t a, int32_t b) { k_.embed(t<void>(0), Format(i(1)), t<int32_t>(1), t(2), i(0), f(0), a, b); });
             return FR_OK;
         case FR_TAKE:
-            take(t(0), t<int32_t>(1), t(2), i(0));
-            return FR_OK;
+            return take();
         case FR_ADD: {
             const int64_t H = i(0);
             by_rows(rows_, H, [&](int32_t a, int32_t b) { k_.add(t(0) + a * H, t(1) + a * H, t(2) + a * H, (b - a) * H, f(0)); });

@@ -112,6 +112,38 @@ class Contract:
             x[0, 3] = torch.nan
             assert backend.ops.gate(x, activation)[0].isnan().tolist() == [i == 3 for i in range(len(left))]
 
+    @few
+    @given(
+        seed=seeds,
+        n=st.integers(1, 20),
+        width=st.integers(1, 40),
+        steps=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+        at=st.integers(0, 3),
+    )
+    def test_operands_may_lie_in_any_strides(
+        self, backend: Backend, seed: int, n: int, width: int, steps: tuple[int, int], at: int
+    ) -> None:
+        """Every second row, every third column, transposed, from any place on: the numbers count, not where they lie."""
+        down, along = steps
+        x = random(seed, n * down + at, width * 2 * along + at)[at::down, at::along]
+        y = random(seed + 1, width * 2, n).T
+        weight = random(seed + 2, 2 * width * along)[::along]
+        rows = torch.arange(2 * n).int()[::2] // 2
+        assert x.shape == y.shape == (n, 2 * width)
+        ops, packed, plain = (
+            backend.ops,
+            backend.pack(random(seed + 3, 33, 2 * width), "f32"),
+            [each.contiguous() for each in (x, y, weight, rows)],
+        )
+
+        def work(x: Tensor, y: Tensor, weight: Tensor, rows: Tensor) -> list[Tensor]:
+            results = [ops.norm(x, weight, 1e-5), ops.add(x, y), *ops.add_norm(x, y, weight, 1e-5), ops.gate(y, "silu"), ops.take(x, rows)]
+            results += [ops.matmul(x, packed), ops.logits(y, packed), ops.concat([x, y]), ops.pick(x, y).logprobs]
+            return [*results, ops.matmul(x, packed, random(seed + 4, 66)[::2]), ops.embed(y, rows)]
+
+        for mine, expected in zip(work(x, y, weight, rows), work(*plain)):
+            close(mine, expected, 1e-5)
+
     def test_an_unknown_activation_is_named(self, backend: Backend) -> None:
         with pytest.raises(ValueError, match=r"swish.*silu"):
             backend.ops.gate(torch.ones(1, 4), "swish")
@@ -201,19 +233,21 @@ class Contract:
         hidden=st.integers(1, 40),
         inner=st.integers(1, 40),
         normalize=st.booleans(),
-        format=formats,
+        format=st.sampled_from(["f32", "bf16", "int8", "int4"]),
     )
     def test_moe(
         self, backend: Backend, seed: int, n: int, experts: int, top_k: int, hidden: int, inner: int, normalize: bool, format: str
     ) -> None:
         top_k = min(top_k, experts)
-        dtype = FORMATS[format]
+        dtype = FORMATS.get(format, torch.float32)
         x, router = random(seed, n, hidden), random(seed + 1, experts, hidden).to(dtype)
         up = [random(seed + 2 + e, 2 * inner, hidden).to(dtype) / math.sqrt(hidden) for e in range(experts)]
         down = [random(seed + 50 + e, hidden, inner).to(dtype) / math.sqrt(inner) for e in range(experts)]
         packed = [backend.pack(w, format) for w in up], [backend.pack(w, format) for w in down]
         actual = backend.ops.moe(x, backend.pack(router, format), *packed, top_k, "silu", normalize)
-        close(actual, reference.moe(x, router, up, down, top_k, "silu", normalize), 2e-2 if format == "bf16" else 1e-4)
+        plain = [w if format in FORMATS else quant.quantize(w, format) for w in (router, *up, *down)]
+        expected = reference.moe(x, plain[0], plain[1 : experts + 1], plain[experts + 1 :], top_k, "silu", normalize)
+        close(actual, expected, {"f32": 1e-4, "bf16": 2e-2}.get(format, 1e-3))
         for row in range(0, n, 5):
             same(backend.ops.moe(x[row : row + 1], backend.pack(router, format), *packed, top_k, "silu", normalize), actual[row : row + 1])
 

@@ -11,6 +11,7 @@ import pytest
 from forerun import doctor
 from forerun.backends.cpu.memory import Limits
 from forerun.config import Config
+from forerun.kernels.cpu.build import instruction_sets, this_machine
 
 GIB = 1 << 30
 
@@ -104,6 +105,8 @@ def test_the_probe_answers_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
     told = json.loads(doctor.probe("cpu", "1", "1.0"))
     assert told["device"] == "cpu"
     assert told["dtypes"]
+    form = told["facts"]["kernels"]
+    assert form.removeprefix("native, ") in instruction_sets(this_machine()) or form == "torch reference (slow)"
 
 
 def test_run_prints_lines_or_json_and_tells_by_its_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
