@@ -5,6 +5,7 @@ Knows no route and no parameter; what a field means is `validate.py`'s.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import TypeVar
 
@@ -14,6 +15,9 @@ from aiohttp import HttpVersion11, web
 from forerun.server.errors import ApiError, malformed
 
 T = TypeVar("T")
+
+BODY_SECONDS, SLOWEST_BYTES = 60.0, 16 << 10
+"""A body may take that long, and a second more for so many bytes: a slow client is served, one that only holds a connection is not."""
 
 _TOO_LARGE = "Failed to buffer the request body: length limit exceeded"
 _SYNTAX = "Failed to parse the request body as JSON: "
@@ -34,18 +38,22 @@ _SERDE_NAMES = {
 
 
 async def read(http: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
-    """The decoded body. Raises ApiError: 415 wrong content type, 413 too large, 400 not JSON or cut off, 422 wrong shape."""
+    """The decoded body. Raises ApiError: 415 wrong content type, 413 too large, 408 too slow, 400 not JSON or cut off, 422 wrong shape."""
     return decode(await read_bytes(http), decoder)
 
 
 async def read_bytes(http: web.Request) -> bytes:
     if not _is_json(http.content_type):
         raise malformed(415, "Expected request with `Content-Type: application/json`")
-    if (http.content_length or 0) > http.client_max_size:
+    size = http.client_max_size if http.content_length is None else http.content_length
+    if size > http.client_max_size:
         raise malformed(413, _TOO_LARGE)
     try:
-        await _invite(http)
-        return await http.read()
+        async with asyncio.timeout(BODY_SECONDS + size / SLOWEST_BYTES):
+            await _invite(http)
+            return await http.read()
+    except TimeoutError:
+        raise malformed(408, "Failed to buffer the request body: it takes too long") from None
     except web.HTTPRequestEntityTooLarge as error:
         raise malformed(413, _TOO_LARGE) from error
     except (web.RequestPayloadError, ConnectionError) as error:

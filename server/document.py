@@ -19,6 +19,7 @@ _EVENT_STREAM = "text/event-stream"
 _GENERATION_ERRORS = {
     400: "The body is not JSON",
     401: "The API key is missing or wrong",
+    408: "The body takes too long",
     413: "The body is too large",
     415: "The body is not declared as JSON",
     422: "Input validation error",

@@ -43,7 +43,7 @@ class ApiError(Exception):
 
 
 _OPENAI_TYPES = {429: "rate_limit_error", 401: "authentication_error"} | dict.fromkeys(
-    (400, 403, 404, 405, 413, 415, 422), "invalid_request_error"
+    (400, 403, 404, 405, 408, 413, 415, 422), "invalid_request_error"
 )
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from forerun.router.service import Refused
-from forerun.server.errors import ApiError, invalid, malformed, refused
+from forerun.server.errors import invalid, malformed, refused
 from forerun.server.schema import Grammar
 
 MOST_BYTES = 256 << 10
@@ -43,6 +43,15 @@ class Constraint:
     value: str
     strict: bool = False
     thought: Literal["", "may", "inside"] = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reading:
+    """What became of a grammar: the form that workers compile, or why there is none. In words, not as an exception, which would keep the
+    stack of everybody who got it, request included, for as long as it is remembered."""
+
+    grammar: str = ""
+    error: str | None = None
 
 
 def of_native(grammar: Grammar) -> Constraint:
@@ -77,10 +86,10 @@ class GrammarReader:
         self._environment = environment
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
-        self._reading: dict[Constraint, asyncio.Task[str | ApiError]] = {}
-        self._waiting: Counter[asyncio.Task[str | ApiError]] = Counter()
+        self._reading: dict[Constraint, asyncio.Task[Reading]] = {}
+        self._waiting: Counter[asyncio.Task[Reading]] = Counter()
         self._begun: Constraint | None = None
-        self._known: OrderedDict[Constraint, str | ApiError] = OrderedDict()
+        self._known: OrderedDict[Constraint, Reading] = OrderedDict()
         self._bytes = 0
 
     async def read(self, constraint: Constraint) -> str:
@@ -93,11 +102,11 @@ class GrammarReader:
             known = await self._answer(constraint)
         else:
             self._known.move_to_end(constraint)
-        if isinstance(known, ApiError):
-            raise known
-        return known
+        if known.error is not None:
+            raise invalid(f"grammar is not valid: {known.error}")
+        return known.grammar
 
-    async def _answer(self, constraint: Constraint) -> str | ApiError:
+    async def _answer(self, constraint: Constraint) -> Reading:
         """A client that leaves does not take the answer away from the others that wait for it. What nobody waits for any more is not begun:
         clients that ask and leave would else make a queue for those who stay."""
         task = self._reading.get(constraint)
@@ -115,7 +124,7 @@ class GrammarReader:
                     self._over(constraint, task)
                     task.cancel()
 
-    def _over(self, constraint: Constraint, task: asyncio.Task[str | ApiError]) -> None:
+    def _over(self, constraint: Constraint, task: asyncio.Task[Reading]) -> None:
         if self._reading.get(constraint) is task:
             del self._reading[constraint]
 
@@ -126,7 +135,7 @@ class GrammarReader:
         await asyncio.gather(*self._reading.values(), return_exceptions=True)
         await self._end()
 
-    async def _read(self, constraint: Constraint) -> str | ApiError:
+    async def _read(self, constraint: Constraint) -> Reading:
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 await self._turn.acquire()
@@ -138,18 +147,16 @@ class GrammarReader:
         finally:
             self._begun = None
             self._turn.release()
-        error = told.get("error")
-        answer = invalid(f"grammar is not valid: {error}") if error is not None else told["grammar"]
-        self._keep(constraint, answer)
-        return answer
+        self._keep(constraint, told)
+        return told
 
-    def _keep(self, constraint: Constraint, answer: str | ApiError) -> None:
-        self._known[constraint] = answer
-        self._bytes += _weight(constraint, answer)
+    def _keep(self, constraint: Constraint, told: Reading) -> None:
+        self._known[constraint] = told
+        self._bytes += _weight(constraint, told)
         while len(self._known) > KEPT or self._bytes > KEPT_BYTES:
             self._bytes -= _weight(*self._known.popitem(last=False))
 
-    async def _ask(self, constraint: Constraint) -> dict[str, str]:
+    async def _ask(self, constraint: Constraint) -> Reading:
         """One question to the process, which may be its last."""
         process = await self._running()
         assert process.stdin is not None and process.stdout is not None
@@ -158,13 +165,10 @@ class GrammarReader:
             async with asyncio.timeout(WALL_SECONDS):
                 process.stdin.write(len(body).to_bytes(4, "big") + body)
                 head = await process.stdout.readexactly(4)
-                answer: dict[str, str] = msgspec.json.decode(await process.stdout.readexactly(int.from_bytes(head, "big")))
-            return answer
+                return msgspec.json.decode(await process.stdout.readexactly(int.from_bytes(head, "big")), type=Reading)
         except (OSError, asyncio.IncompleteReadError, TimeoutError):
             code = await self._end()
-            return {
-                "error": "it takes too long to read" if code in (-signal.SIGPROF, -signal.SIGKILL) else "it takes too much memory to read"
-            }
+            return Reading(error=f"it takes too {'long' if code in (-signal.SIGPROF, -signal.SIGKILL) else 'much memory'} to read")
         except BaseException:
             await self._end()  # the answer to this question must not be taken for that to the next
             raise
@@ -192,5 +196,5 @@ class GrammarReader:
         return await process.wait()
 
 
-def _weight(constraint: Constraint, answer: str | ApiError) -> int:
-    return len(constraint.value) + (len(answer) if isinstance(answer, str) else len(answer.message))
+def _weight(constraint: Constraint, told: Reading) -> int:
+    return len(constraint.value) + len(told.grammar) + len(told.error or "")

@@ -17,7 +17,7 @@ import pytest
 
 from forerun.server import grammar, grammar_check
 from forerun.server.errors import ApiError
-from forerun.server.grammar import Constraint, GrammarReader, of_native
+from forerun.server.grammar import Constraint, GrammarReader, Reading, of_native
 from forerun.server.grammar_check import Asked, Wrong, closed, translate
 from forerun.server.schema import Grammar
 
@@ -232,6 +232,11 @@ class TestReader:
         assert message == "Input validation error: grammar is not valid: unclosed group at character 1 of '('"
         process = reader._process
         assert await refused(reader, wrong) == message and reader._process is process
+        with pytest.raises(ApiError) as first:
+            await reader.read(wrong)
+        with pytest.raises(ApiError) as second:
+            await reader.read(wrong)
+        assert first.value is not second.value, "what is raised keeps the stack of whoever got it"
 
     async def test_size(self, reader: GrammarReader) -> None:
         message = await refused(reader, Constraint("regex", "ä" * (grammar.MOST_BYTES // 2 + 1)))
@@ -284,10 +289,10 @@ class TestReader:
         """Clients that ask and leave make no queue, also where they come back at once."""
         begun, may_go_on = list[str](), asyncio.Event()
 
-        async def ask(constraint: Constraint) -> dict[str, str]:
+        async def ask(constraint: Constraint) -> Reading:
             begun.append(constraint.value)
             await may_go_on.wait()
-            return {"grammar": "made of " + constraint.value}
+            return Reading("made of " + constraint.value)
 
         monkeypatch.setattr(reader, "_ask", ask)
         first = asyncio.create_task(reader.read(Constraint("regex", "first")))
@@ -307,9 +312,9 @@ class TestReader:
     async def test_who_waits_too_long_behind_others_is_told_so(self, reader: GrammarReader, monkeypatch: pytest.MonkeyPatch) -> None:
         may_go_on = asyncio.Event()
 
-        async def ask(constraint: Constraint) -> dict[str, str]:
+        async def ask(constraint: Constraint) -> Reading:
             await may_go_on.wait()
-            return {"grammar": constraint.value}
+            return Reading(constraint.value)
 
         monkeypatch.setattr(reader, "_ask", ask)
         slow = asyncio.create_task(reader.read(Constraint("regex", "slow")))
