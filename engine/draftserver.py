@@ -141,13 +141,28 @@ def open_service(model_id: str, speculator: str, rows: int, longest: int, most: 
     host = Host(start, backend, cast(Model, Words(len(known))), lambda stage, done, total: None)
     companion: Drafter = Companion(model, match(theirs, find(start), len(known), model.vocab), host, most, True)
     longest = min(longest, model.max_tokens)
-    table = Table(rows, longest + most, backend.caps.page_tokens)
-    each = table.pages.shape[1]
+    size = backend.caps.page_tokens
+    each = -(-(longest + most) // size)
+    needed = rows * each * size * sum(spec.position_bytes for spec in companion.needs.pools)
+    free = backend.memory()[0] - companion.needs.work_bytes
+    if needed > free:
+        raise StartError(
+            f"{rows} sequences of {longest} tokens need {needed >> 20} MB for KV, {max(0, free) >> 20} MB are free",
+            "lower --rows or --max-total-tokens",
+        )
+    table = Table(rows, longest + most, size)
     for row in range(rows):
         table.grant(row, range(row * each, (row + 1) * each))
     pools = tuple(backend.pool(spec, rows * each) for spec in companion.needs.pools)
     companion.needs.attach(Place(pools, table, rows, longest))
     return DraftService(companion, model_id, len(known), fingerprint(known), rows, longest)
+
+
+def _count(text: str) -> int:
+    """Of what there must be some."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero")
+    return int(text)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -160,11 +175,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--speculator", default="model", choices=["model", "suffix", "ngram"], help="who guesses (default: %(default)s)")
     parser.add_argument("--hostname", default="127.0.0.1", help="(default: %(default)s; whoever reaches it may read no text but send any)")
     parser.add_argument("--port", type=int, default=9001, help="(default: %(default)s)")
-    parser.add_argument("--rows", type=int, default=32, help="sequences that it remembers (default: %(default)s)")
+    parser.add_argument("--rows", type=_count, default=32, help="sequences that it remembers (default: %(default)s)")
     parser.add_argument(
-        "--max-total-tokens", type=int, default=2048, help="of a sequence; longer ones get no guesses (default: %(default)s)"
+        "--max-total-tokens", type=_count, default=2048, help="of a sequence; longer ones get no guesses (default: %(default)s)"
     )
-    parser.add_argument("--speculate", type=int, default=2 * MOST, help="most guesses of a sequence (default: %(default)s)")
+    parser.add_argument("--speculate", type=_count, default=2 * MOST, help="most guesses of a sequence (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=0, help="compute threads (default: one for each core)")
     asked = parser.parse_args(argv)
     try:

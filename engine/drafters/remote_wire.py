@@ -31,6 +31,8 @@ TIMEOUT_SECONDS = 1.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 MOST_BYTES = 1 << 22
 """of an answer"""
+MOST_TOLD = 1 << 20
+"""Tokens of a question, unless one sequence alone has more: after a break all is told again, and a service takes questions of 16 MB."""
 MOST_GUESSES = 1024
 """behind one sequence: a step looks through them"""
 BROKEN = (OSError, http.client.HTTPException, ValueError, msgspec.MsgspecError)
@@ -221,14 +223,18 @@ class Wire:
         return True
 
     def _question(self) -> Ask:
-        rows = []
-        for key, text in self._texts.items():
-            if text.asked:
-                first = text.told == 0
-                rows.append(
-                    Heard(key, text.told, text.tokens[text.told :], text.most, text.params if first else None, text.scope if first else "")
-                )
-                text.told, text.asked = len(text.tokens), False
+        """What is asked for, as far as it goes into one question; the rest goes into the next. The longest first, or none would have room
+        for it."""
+        rows: list[Heard] = []
+        room = MOST_TOLD
+        asked = [(key, text) for key, text in self._texts.items() if text.asked]
+        for key, text in sorted(asked, key=lambda each: each[1].told - len(each[1].tokens)):
+            new, first = text.tokens[text.told :], text.told == 0
+            if rows and len(new) > room:
+                continue
+            room -= len(new)
+            rows.append(Heard(key, text.told, new, text.most, text.params if first else None, text.scope if first else ""))
+            text.told, text.asked = len(text.tokens), False
         closed, self._closed = self._closed, []
         return Ask(self._hello.session, self._epoch, rows, closed)
 

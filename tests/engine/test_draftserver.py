@@ -316,3 +316,17 @@ def test_a_port_that_is_taken_is_explained(folder: Path, capsys: pytest.CaptureF
 def test_a_folder_that_is_none_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["draft-server", "--model-id", "./nowhere"]) == 1
     assert "nowhere" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--rows", "--max-total-tokens", "--speculate"])
+@pytest.mark.parametrize("value", ["0", "-3", "many", ""])
+def test_a_size_that_is_none_is_wrong_usage(flag: str, value: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(["draft-server", "--model-id", str(folder), f"{flag}={value}"])
+    assert refused.value.code == 2 and f"argument {flag}" in capsys.readouterr().err
+
+
+def test_more_than_fits_is_refused_with_the_cure(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pool is made of memory that is touched later: the machine would give way in the middle of a text."""
+    assert main(["draft-server", "--model-id", str(folder), "--rows", str(10**6), "--max-total-tokens", "128"]) == 1
+    assert "lower --rows or --max-total-tokens" in capsys.readouterr().err

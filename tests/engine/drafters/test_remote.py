@@ -106,6 +106,21 @@ class TestTogether:
             assert asked < 10
             assert drafter.propose([0], [3])[0].token == [60, 61, 62]
 
+    def test_what_is_too_much_for_one_question_goes_into_several(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """After a break all texts are told anew at once, and a service does not read questions of any size."""
+        monkeypatch.setattr("forerun.engine.drafters.remote_wire.MOST_TOLD", 10)
+        wire = Wire("http://127.0.0.1:9", Hello("tester", 0, VOCAB, TOKENS))
+        texts = {key: [key] * length for key, length in enumerate((4, 30, 5, 4, 0, 10))}
+        for key, text in texts.items():
+            wire.begin(key, None, "")
+            wire.say(key, text, 4)
+        told: dict[int, list[int]] = {}
+        while rows := wire._question().rows:
+            assert sum(len(row.tokens) for row in rows) <= 10 or len([row for row in rows if row.tokens]) == 1
+            assert not told.keys() & {row.key for row in rows}
+            told |= {row.key: row.tokens for row in rows}
+        assert told == texts
+
     def test_answers_that_are_not_there_are_counted(self) -> None:
         with running(honest(service(Written(count_up, 12)))) as url:
             drafter = remote(url)
