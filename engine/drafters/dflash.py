@@ -11,19 +11,20 @@ Every place is guessed by itself, so what the places say is a lattice: the best 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from forerun.backends.base import PoolSpec
+from forerun.engine.batch import Batch, Stem, grow
 from forerun.engine.drafters.dflash_load import BlockPlan, merged, read_net, read_output, read_plan
-from forerun.engine.drafters.dflash_net import BlockNet, Spot
+from forerun.engine.drafters.dflash_net import BlockNet, Spot, standing
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Place, Terms
 from forerun.engine.drafters.dspark import has_heads, read_spark
+from forerun.engine.drafters.entries import COPIES
 from forerun.engine.drafters.heads import Heads, parse_value
 from forerun.engine.drafters.lattice import Lattice, Levels
 from forerun.engine.drafters.listener import CATCH_UP, Listener
@@ -35,7 +36,6 @@ log = logging.getLogger(__name__)
 
 MOST = 16
 """nodes of a tree, unless told otherwise"""
-Places = NDArray[np.int64]
 
 
 class Dflash:
@@ -90,13 +90,13 @@ class Blocks:
     ) -> None:
         self.net, self.plan, self.levels = net, plan, levels
         self._voice = voice
-        self._ops, self._device, self._progress = host.backend.ops, host.backend.device, host.progress
+        self._ops, self._backend, self._progress = host.backend.ops, host.backend, host.progress
         self._table_of_tokens = host.model.shared().table
         self.listener = Listener(levels.calibration, lambda traced, count: self._enter([(traced, count)]))
         rows = host.start.max_rows
-        self._tapped = len(plan.taps) * host.model.hidden
-        work = (rows * plan.size + CATCH_UP) * net.width + net.gathered(plan.size)
-        work += (STORAGE + CATCH_UP) * self._tapped + 2 * max(rows, ROWS) * vocab
+        self._room, self._tapped = CATCH_UP + rows * plan.size, len(plan.taps) * host.model.hidden
+        work = COPIES * self._room * net.width + net.gathered(plan.size)
+        work += (STORAGE + COPIES * self._room) * self._tapped + 2 * max(rows, ROWS) * vocab
         self.needs = Needs(
             plan.taps,
             (pool,),
@@ -127,15 +127,30 @@ class Blocks:
         """Entries of as much text as is read at a time and of one token, then blocks of all rows and of one: where nobody looks yet."""
         self._pool, self._table = place.pools[0], place.table
         self.listener.open(Trail(place.table, self._pool.keys.shape[1], successor=False))
-        for parts in (place.spread(CATCH_UP), [1]):
+        self._record()
+        for parts in (place.spread(self._room), [1]):
             self._progress("warming", 0, 1)
-            rows, places = np.repeat(np.arange(len(parts)), parts), np.concatenate([np.arange(count) for count in parts])
-            self._write(torch.zeros(len(rows), self._tapped, device=self._device), rows, places, np.zeros_like(rows))
+            features = torch.zeros(sum(parts), self._tapped, device=self._backend.device)
+            self._write([Stem(row, 0, 0, count, (), ()) for row, count in enumerate(parts)], features)
         for count in (place.rows, 1):
             spots = [Spot(row, 0, 1) for row in range(count)]
             for reached in (True, False):
                 self._progress("warming", 0, 1)
                 rehearse(self.levels, self._says([0] * count, spots, [reached] * count), count, self.plan.places)
+
+    def _record(self) -> None:
+        """The forwards, and where they find what no batch says: features of entries, and how far each row of a block sees."""
+        net, ops, plan, pool, table = self.net, self._ops, self.plan, self._pool, self._table_of_tokens
+        device = self._backend.device
+        self._features = features = torch.zeros(self._room, self._tapped, device=device)
+        self._ends = torch.zeros(self._room, dtype=torch.int32, device=device)
+        self._seen = self._ends  # as much of it as the batch has rows
+
+        def stand(batch: Batch) -> Tensor:
+            return net.stand(ops, ops.embed(table, batch.tokens, plan.input_scale), batch, self._seen, plan.size, pool)
+
+        self._entered = self._backend.capture(lambda batch: net.enter(ops, features, batch, pool), None)
+        self._stood = self._backend.capture(stand, None)
 
     def _able(self, rows: Sequence[int], budget: Sequence[int]) -> list[tuple[Traced, int, int]]:
         """(row, nodes, levels) of those whose entries are all there; makes those that are missing, of rows far behind a part."""
@@ -155,17 +170,14 @@ class Blocks:
         asked = [(traced, count) for traced, count in asked if count > 0]
         if not asked:
             return
-        counts = [count for _, count in asked]
-        places = np.concatenate([np.arange(traced.row.computed, traced.row.computed + count) for traced, count in asked])
-        rows, bases = (np.repeat(each, counts) for each in zip(*((traced.row.number, traced.base) for traced, _ in asked)))
+        stems = [Stem(traced.row.number, traced.base, traced.row.computed, count, (), ()) for traced, count in asked]
         features = [self.listener.trail.take(traced, count)[1] for traced, count in asked]
-        self._write(torch.cat(features) if len(features) > 1 else features[0], rows, places, bases)
+        self._write(stems, torch.cat(features) if len(features) > 1 else features[0])
 
-    def _write(self, features: Tensor, rows: Places, places: Places, bases: Places) -> None:
-        """The entries of these places of these rows, whose own begin at these bases; features [n, taps · H]."""
-        slots = torch.from_numpy(self._table.slots(rows, places)).to(self._device)
-        positions = torch.from_numpy((places - bases).astype(np.int32)).to(self._device)
-        self.net.enter(self._ops, features, positions, slots, self._pool)
+    def _write(self, stems: Sequence[Stem], features: Tensor) -> None:
+        """The entries of these rows; features [n, taps · H]."""
+        self._features[: len(features)] = features
+        self._entered(grow(stems, self._table, self._backend.device))
 
     def _reaches(self, traced: Traced) -> bool:
         """The row's pages hold a block behind its entries; what is written there is nobody's beginning any more."""
@@ -186,14 +198,24 @@ class Blocks:
 
     def _says(self, roots: Sequence[int], spots: Sequence[Spot], reaches: Sequence[bool]) -> Said:
         """What the rows say of a block behind each of these roots. `reaches`: the pages hold it."""
-        plan = self.plan
-        tokens = [token for root in roots for token in (root, *[plan.mask] * (plan.size - 1))]
-        embedded = self._ops.embed(self._table_of_tokens, torch.tensor(tokens, dtype=torch.int32, device=self._device), plan.input_scale)
-        embedded = embedded.view(len(roots), plan.size, -1)
-        hidden = torch.empty_like(embedded)
+        plan, size = self.plan, self.plan.size
+        hidden = torch.empty(len(roots), size, self.net.norm.shape[0], device=self._backend.device)
         for reached in (True, False):
             some = [i for i, each in enumerate(reaches) if each == reached]
             if some:
-                part = self.net.block(self._ops, embedded[some], [spots[i] for i in some], self._table, self._pool, reached)
-                hidden[some] = part
-        return self._voice.says(hidden[:, plan.size - plan.places :])
+                forward = self._block if reached and self.net.stands(size) else self._lone_block
+                tokens = [token for i in some for token in (roots[i], *[plan.mask] * (size - 1))]
+                ids = torch.tensor(tokens, dtype=torch.int32, device=self._backend.device)
+                hidden[some] = forward(ids, [spots[i] for i in some]).view(len(some), size, -1)
+        return self._voice.says(hidden[:, size - plan.places :])
+
+    def _block(self, tokens: Tensor, spots: Sequence[Spot]) -> Tensor:
+        batch, ends = standing(spots, self.plan.size, self._table, self._backend.device)
+        self._seen = self._ends[: len(ends)]
+        self._seen.copy_(ends)
+        stood: Tensor = self._stood(dataclasses.replace(batch, tokens=tokens))
+        return stood
+
+    def _lone_block(self, tokens: Tensor, spots: Sequence[Spot]) -> Tensor:
+        embedded = self._ops.embed(self._table_of_tokens, tokens, self.plan.input_scale)
+        return self.net.gather(self._ops, embedded, spots, self._table, self._pool)

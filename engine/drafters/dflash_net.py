@@ -19,7 +19,7 @@ nothing. Knows neither files nor what is made of the result.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -122,49 +122,64 @@ class BlockNet:
         spec = self.layers[0].attention.spec
         return GATHER * (4 * spec.kv_heads * spec.head_dim + 3 * spec.heads * size)
 
-    def enter(self, ops: Ops, features: Tensor, positions: Tensor, slots: Tensor, pool: Pool) -> None:
-        """Writes the entries of known tokens: features [n, taps · H], int32 [n] positions (counted from the row's base) and slots."""
-        context = ops.norm(self.fuse(ops, features), self.fuse_norm, self.eps)
+    def enter(self, ops: Ops, features: Tensor, batch: Batch, pool: Pool) -> None:
+        """Writes the entries of known tokens. `batch.tokens`: where in `features` [most, taps · H] theirs are."""
+        context = ops.norm(self.fuse(ops, ops.take(features, batch.tokens)), self.fuse_norm, self.eps)
         for index, layer in enumerate(self.layers):
             one = layer.attention
             spec = dataclasses.replace(one.spec, heads=0)
             entries = layer.context(ops, context)
-            ops.rope(entries, positions, one.cos, one.sin, spec, None, one.k_norm, one.eps)
-            ops.write_kv(entries, pool, index, slots, spec)
+            ops.rope(entries, batch.positions, one.cos, one.sin, spec, None, one.k_norm, one.eps)
+            ops.write_kv(entries, pool, index, batch.slots, spec)
 
-    def block(self, ops: Ops, embedded: Tensor, spots: Sequence[Spot], table: Table, pool: Pool, reached: bool) -> Tensor:
-        """embedded [B, S, H] of the block's tokens → [B, S, H], behind the last norm. `reached`: the rows' pages hold their blocks."""
-        count, size, hidden = embedded.shape
-        device = embedded.device
+    def stand(self, ops: Ops, embedded: Tensor, batch: Batch, ends: Tensor, size: int, pool: Pool) -> Tensor:
+        """embedded [B · S, H] → [B · S, H], behind the last norm, of blocks that the rows' pages hold: segments of known rows, which are
+        written behind the context. `ends`: int32 [B · S], for each row the position of its block's last one, which it sees too unless it is
+        causal. Only where every sight is `bounded`."""
+        whole = dataclasses.replace(batch, positions=ends)
+
+        def see(index: int, qkv: Tensor) -> Tensor:
+            layer = self.layers[index]
+            spec = dataclasses.replace(layer.attention.spec, window=bounded(layer.sight, size) or 0)
+            ops.write_kv(qkv, pool, index, batch.slots, spec)
+            return ops.attention(qkv, pool, index, batch if layer.sight.causal else whole, spec)
+
+        return self._through(ops, embedded, batch.positions, see)
+
+    def gather(self, ops: Ops, embedded: Tensor, spots: Sequence[Spot], table: Table, pool: Pool) -> Tensor:
+        """The same for any sight and for pages that end before the block, which then leaves nothing: embedded [B · S, H]."""
+        size, device = len(embedded) // len(spots), embedded.device
         positions = torch.tensor([spot.root - spot.base for spot in spots]).unsqueeze(1) + torch.arange(size)
-        flat = positions.flatten().int().to(device)
-        stood = standing(spots, size, table, device) if reached else {}
-        left = {layer.sight for layer in self.layers if bounded(layer.sight, size) is None or not stood}
-        views = {sight: view_of(spots, size, sight, table, device) for sight in left}
-        residual = embedded.reshape(count * size, hidden)
+        views = {sight: view_of(spots, size, sight, table, device) for sight in {layer.sight for layer in self.layers}}
+
+        def see(index: int, qkv: Tensor) -> Tensor:
+            layer = self.layers[index]
+            return attend(qkv, layer.attention, pool, index, views[layer.sight])
+
+        return self._through(ops, embedded, positions.flatten().int().to(device), see)
+
+    def stands(self, size: int) -> bool:
+        """`stand` can be used."""
+        return all(bounded(layer.sight, size) is not None for layer in self.layers)
+
+    def _through(self, ops: Ops, residual: Tensor, positions: Tensor, see: Callable[[int, Tensor], Tensor]) -> Tensor:
+        """All layers. `see(layer, qkv)`: what its rows see, [n, heads · D]."""
         x = ops.norm(residual, self.layers[0].before_attention, self.eps)
         for index, layer in enumerate(self.layers):
             one = layer.attention
             qkv = one.qkv(ops, x)
-            ops.rope(qkv, flat, one.cos, one.sin, one.spec, one.q_norm, one.k_norm, one.eps)
-            if layer.sight in views:
-                x = attend(qkv, one, pool, index, views[layer.sight])
-            else:
-                batch, spec = stood[layer.sight.causal], dataclasses.replace(one.spec, window=bounded(layer.sight, size) or 0)
-                ops.write_kv(qkv, pool, index, batch.slots, spec)
-                x = ops.attention(qkv, pool, index, batch, spec)
-            x = one.out(ops, x)
+            ops.rope(qkv, positions, one.cos, one.sin, one.spec, one.q_norm, one.k_norm, one.eps)
+            x = one.out(ops, see(index, qkv))
             x, residual = ops.add_norm(x, residual, layer.before_mlp, self.eps)
             following = self.layers[index + 1].before_attention if index + 1 < len(self.layers) else self.norm
             x, residual = ops.add_norm(layer.mlp(ops, x), residual, following, self.eps)
-        return x.view(count, size, hidden)
+        return x
 
 
-def standing(spots: Sequence[Spot], size: int, table: Table, device: torch.device) -> dict[bool, Batch]:
-    """The blocks as segments of known rows: with each row where it stands (causal), and with all at the last one's place."""
+def standing(spots: Sequence[Spot], size: int, table: Table, device: torch.device) -> tuple[Batch, Tensor]:
+    """The blocks as segments of known rows, and for each row the position of its block's last."""
     batch = grow([Stem(spot.row, spot.base, spot.root, size, (), ()) for spot in spots], table, device)
-    last = batch.positions.view(-1, size)[:, -1:].expand(-1, size).flatten().contiguous()
-    return {True: batch, False: dataclasses.replace(batch, positions=last)}
+    return batch, batch.positions.view(-1, size)[:, -1:].expand(-1, size).flatten()
 
 
 def bounded(sight: Sight, size: int) -> int | None:

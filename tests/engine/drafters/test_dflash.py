@@ -132,8 +132,8 @@ def test_several_rows_at_once_are_drafted_as_each_alone(tmp_path: Path, monkeypa
         alone += single.propose([row], [9])
         together.absorb(commit(row))
     entered: list[int] = []
-    enter = dflash_net.BlockNet.enter
-    monkeypatch.setattr(dflash_net.BlockNet, "enter", lambda net, ops, *given: entered.append(len(given[1])) or enter(net, ops, *given))
+    enter = together._entered
+    monkeypatch.setattr(together, "_entered", lambda batch: entered.append(batch.rows) or enter(batch))
     drafts = together.propose(list(lengths), [9] * 4)
     assert entered == [sum(lengths.values())]
     for ours_, theirs in zip(drafts, alone, strict=True):
