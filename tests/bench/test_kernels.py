@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from forerun.bench import kernels, plots
-from forerun.bench.clock import in_turns, median
+from forerun.bench import kernels, kernels_torch, plots
+from forerun.bench.clock import Work, in_turns, median
 from forerun.bench.kernels_torch import Pair, present
 from forerun.bench.random_model import SHAPES
 
@@ -36,6 +37,23 @@ def test_works_are_measured_in_turns() -> None:
     took = in_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 0.0)
     assert order == ["a", "b"] * 6 and set(took) == {"a", "b"}
     assert median(lambda: None, 0.0) >= 0
+
+
+def test_the_least_of_several_medians_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One turn that was interrupted says nothing about the product."""
+    asked: list[str] = []
+    works: dict[str, Work] = {name: partial(asked.append, name) for name in "ab"}
+    figures = iter([9.0, 5.0, 2.0, 6.0, 3.0, 5.5, 8.0, 7.0])
+
+    def spoilt(work: Work, budget: float) -> float:
+        assert budget == 0.25
+        work()
+        return next(figures)
+
+    monkeypatch.setattr(kernels_torch, "median", spoilt)
+    monkeypatch.setattr(kernels_torch, "PAUSE", 0.0)
+    assert kernels_torch.least_median(works, 1.0) == {"a": 2.0, "b": 5.0}
+    assert asked == ["a", "b"] * kernels_torch.TURNS
 
 
 def test_the_verdict_is_against_the_best_of_torch() -> None:
