@@ -23,6 +23,12 @@ static constexpr size_t panel_bytes(Format format, int K) {
 }
 constexpr int ROW_BLOCK = 32;     // most rows of one attention task
 
+// Memory that lies scattered: `count` pieces of `bytes`, a multiple of a cache line.
+struct Pieces {
+    const char* const* at = nullptr;
+    int64_t count = 0, bytes = 0;
+};
+
 // y [rows, N] = x [rows, K] · wᵀ (+ bias). w is packed: f32 [N/32][K][32]; bf16 [N/32][K/2][32][2], both padded with zeros;
 // quant.h says how quantised weights and their rows lie.
 // x is packed by pack_rows into row tiles: of `rows` rows the tile t takes rows·t/tiles … rows·(t+1)/tiles.
@@ -38,6 +44,7 @@ struct Product {
     Format format;
     int32_t next;  // the panel that this thread most likely begins with afterwards, −1 = none
     bool cold;     // it has just begun
+    Pieces soon;   // what an op that comes soon reads: runs over weights may fetch it meanwhile, each its share
 };
 
 struct Attention {

@@ -41,6 +41,8 @@ constexpr int LIGHT_ROWS = 2;
 // stream costs bandwidth: one thread then reads 19 instead of 23 GB/s (measured, Zen 4).
 constexpr int64_t TWIN_BYTES = 512 << 10;  // of a whole matrix
 
+constexpr int SPARSE = 4;  // steps between two lines of what is read later, at least: what is multiplied next comes first
+
 constexpr int K_BLOCK = 2048;  // a panel's block is 128 KiB of bf16: half of a small L2
 
 #if defined(__AVX512BF16__) || defined(FR_NEON_DOTS)
@@ -123,6 +125,20 @@ struct StepBf16 {
 };
 #endif
 
+// Scattered lines that a run asks for, one every so many steps (0 = none), so that they come while it multiplies.
+struct Trickle {
+    const char* const* piece = nullptr;  // the one after this
+    const char *at = nullptr, *end = nullptr;
+    int64_t bytes = 0;  // of a piece
+    int every = 0;
+};
+
+FR_INLINE void ask(Trickle& t) {
+    if (t.at == t.end) t.at = *t.piece++, t.end = t.at + t.bytes;
+    __builtin_prefetch(t.at, 0, 2);
+    t.at += 64;
+}
+
 struct Tile {
     int steps;          // of this block of K
     int64_t w_stride;   // weight elements from panel to panel
@@ -133,7 +149,8 @@ struct Tile {
     bool first, last;   // block of K
     int64_t ahead;      // fetch weights so many bytes ahead, 0 = not
     const char* next = nullptr;  // or fetch what is multiplied next from here on,
-    int64_t next_step = 0;       // so many bytes a step
+    int64_t next_step = 0;       // so many bytes a step,
+    Trickle soon{};              // and what is read later
 };
 
 template <int M, int N, bool FULL>
@@ -193,8 +210,10 @@ void tile(const Tile& t, const typename Step::Weight* panel, const typename Step
         }
     } else if (t.next) {
         const char* next = t.next;
-        for (int s = 0; s < t.steps; ++s, next += t.next_step) {
+        Trickle soon = t.soon;
+        for (int s = 0, due = soon.every; s < t.steps; ++s, next += t.next_step) {
             __builtin_prefetch(next, 0, 2);
+            if (--due == 0) ask(soon), due = soon.every;
             step();
         }
     } else {
@@ -220,6 +239,18 @@ FR_INLINE TileFn<Step> choose(int rows) {
 FR_INLINE int tiles_of(int rows) { return (rows + TILE_ROWS - 1) / TILE_ROWS; }
 
 FR_INLINE int tile_start(const fr::Product& p, int t) { return int(int64_t(p.rows) * t / p.tiles); }
+
+// The share in p.soon of a run over `here` of `steps` steps of a panel: as large as that of any other.
+FR_INLINE Trickle trickle(const fr::Product& p, int steps, int panel, int tile, int s, int here) {
+    if (!p.soon.count) return {};
+    const int64_t per = p.soon.bytes / 64, run = (int64_t(panel) * p.tiles + tile) * steps + s;
+    const int64_t all = p.soon.count * per, whole = int64_t((p.N + fr::PANEL - 1) / fr::PANEL) * p.tiles * steps;
+    const int64_t from = all * run / whole, lines = all * (run + here) / whole - from;
+    if (!lines) return {};
+    const char* const* piece = p.soon.at + from / per;
+    const auto every = int((here + lines - 1) / lines);
+    return {piece + 1, *piece + from % per * 64, *piece + p.soon.bytes, p.soon.bytes, every > SPARSE ? every : SPARSE};
+}
 
 template <class Step>
 void multiply_format(const fr::Product& p, int panel0, int panel1, int tile0, int tile1) {
@@ -249,10 +280,11 @@ void multiply_format(const fr::Product& p, int panel0, int panel1, int tile0, in
                 const int row = tile_start(p, t), rows = tile_start(p, t + 1) - row;
                 const Act* x = (const Act*)p.packed + row * x_row + int64_t(s) * rows * Step::A;
                 const int column = panel * fr::PANEL;
-                const bool ahead = cold && t == tile0 && most > LIGHT_ROWS;
+                const bool ahead = cold && t == tile0 && (most > LIGHT_ROWS || runs > 1);
                 const char* next = ahead || runs == 1 || !behind ? nullptr : (const char*)behind + here * step * (t - tile0 - cold);
                 const Tile job{here, w_stride, p.y + row * p.y_stride + (column - p.y_column), p.y_stride, p.bias ? p.bias + column : nullptr,
-                               p.N - column, s == 0, s + here == steps, ahead ? AHEAD : 0, next, step};
+                               p.N - column, s == 0, s + here == steps, ahead ? AHEAD : 0, next, step,
+                               next ? trickle(p, steps, panel, t, s, here) : Trickle{}};
                 if (twin == 2)
                     choose<Step, 4, 1, TWIN_ROWS>(rows)(job, from, x);
                 else

@@ -17,7 +17,8 @@ constexpr int64_t PATIENCE = 20'000;         // ns the caller spins for a stragg
 constexpr int64_t OVERDRAFT = 500'000;       // ns that may be lost beyond what was saved
 constexpr int64_t MOST_CREDIT = 5'000'000;   // ns: help of long ago excuses nothing
 constexpr int64_t LEAST_PENALTY = 5'000'000, MOST_PENALTY = 500'000'000;
-constexpr int64_t FETCH = 512;               // bytes that a waiting thread asks for between two looks
+constexpr uint64_t LINE = 64, FETCH = 8;     // bytes of a cache line; lines that a waiting thread asks for between two looks
+constexpr int COUNT_BITS = 12;               // of a hint
 constexpr int64_t MOST_TASKS = (1 << 20) - 1;
 
 int64_t read(clockid_t clock) {
@@ -125,19 +126,19 @@ void Pool::wait(int32_t count) {
 }
 
 void Pool::expect(int32_t thread, const void* from, size_t bytes) {
-    Hint& hint = hints_[size_t(thread)];
-    const auto* at = static_cast<const char*>(from);
-    hint.at.store(at, std::memory_order_relaxed);
-    hint.end.store(at + bytes, std::memory_order_relaxed);
+    const uint64_t count = std::min(bytes, MOST_EXPECTED - 1) / LINE;
+    hints_[size_t(thread)].lines.store(uint64_t(reinterpret_cast<uintptr_t>(from)) / LINE << COUNT_BITS | count, std::memory_order_relaxed);
 }
 
-// One turn of a wait. Two threads may ask for the same, or for what was expected before: asking changes nothing and cannot fault.
+// One turn of a wait. Two threads may ask for the same: asking changes nothing and cannot fault.
 void Pool::idle(int32_t thread) {
     for (Hint* hint : {&hints_[size_t(thread)], &hints_[0]}) {
-        const char* at = hint->at.load(std::memory_order_relaxed);
-        if (at >= hint->end.load(std::memory_order_relaxed)) continue;
-        for (int64_t line = 0; line < FETCH; line += 64) __builtin_prefetch(at + line, 0, 2);
-        hint->at.store(at + FETCH, std::memory_order_relaxed);
+        uint64_t seen = hint->lines.load(std::memory_order_relaxed);
+        const uint64_t count = std::min(seen & ((1 << COUNT_BITS) - 1), FETCH);
+        if (!count) continue;
+        if (hint->lines.compare_exchange_strong(seen, seen + (count << COUNT_BITS) - count, std::memory_order_relaxed))
+            for (uint64_t line = 0; line < count; ++line)
+                __builtin_prefetch(reinterpret_cast<const void*>(((seen >> COUNT_BITS) + line) * LINE), 0, 2);
         return;
     }
     for (int i = 0; i < 16; ++i) pause();

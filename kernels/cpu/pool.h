@@ -49,13 +49,16 @@ public:
     }
     void run(int32_t count, Body body, void* context);
 
-    // Memory that a thread will most likely read first in the next run. Threads that would only wait for each other, or for the caller
-    // between two runs, ask for their own meanwhile and then for the caller's. A hint: it may be out of date or nobody's memory any more.
+    // Memory that a thread will most likely read first in the next run, less than MOST_EXPECTED. Threads that would only wait for each
+    // other, or for the caller between two runs, ask for their own meanwhile and then for the caller's. A hint: it may be out of date or
+    // nobody's memory any more.
+    static constexpr size_t MOST_EXPECTED = 64 << 12;
     void expect(int32_t thread, const void* from, size_t bytes);
 
 private:
+    // Number of the next line (address / 64) << 12 | how many lines are left: one word, so that nobody sees half of a new one.
     struct alignas(64) Hint {
-        std::atomic<const char*> at{nullptr}, end{nullptr};
+        std::atomic<uint64_t> lines{0};
     };
 
     void work(int32_t thread);

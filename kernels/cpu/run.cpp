@@ -75,7 +75,7 @@ constexpr int64_t WORTH_SHARING = 16384;  // elements of a row-wise op, multipli
 constexpr int32_t TASKS = 9;     // of a product, for each thread: fewer leave it waiting for the last one, more cut the stream of weights
 constexpr int32_t STREAM_ROWS = 28, STREAM = 6;  // so few rows take weights as memory gives them: tasks of at least so many panels
 constexpr size_t ROWS_TOGETHER = 384 << 10;  // bytes of packed rows that pass over a panel while it is in cache, and stay in a 1 MiB L2
-
+constexpr int32_t BUSY_ROWS = 4;            // of codes: from here on they are multiplied longer than read
 constexpr size_t NEAR = 4 << 20;            // bytes of a weight that caches hold, so that it may be read again for every few rows
 constexpr size_t EXPECTED = 128 << 10;       // bytes of the next product's weights that a waiting thread fetches, at most
 
@@ -105,6 +105,11 @@ struct fr_context {
     Buffer moe_rows, moe_wide, moe_gated, moe_out, moe_route, kept;
     std::vector<AttentionTask> tasks;
     std::vector<std::pair<int32_t, float>> picked;  // of one expert: row, weight
+
+    // Pages that the attention `reader` will read, of which some are given to products before it to fetch.
+    const fr_op* reader = nullptr;
+    std::vector<const char*> pages;
+    size_t given = 0;
 };
 
 namespace {
@@ -158,6 +163,8 @@ private:
     Cut cut(const Product& p, int32_t grain) const;
     void look_ahead() const;
     void announce() const;
+    Pieces fetched_meanwhile() const;
+    Pieces take_pages(int64_t part, int64_t whole) const;
     bool makes_heads() const;
     int32_t make_heads();
     int32_t take();
@@ -224,6 +231,42 @@ void Call::announce() const {
     }
 }
 
+// With many rows multiplying takes longer than reading weights, and attention the other way round: so the products before an
+// attention fetch what it reads of its cache, each a share by its weight.
+Pieces Call::fetched_meanwhile() const {
+    if (op_.code != FR_MATMUL) return {};
+    const int64_t mine = int64_t(i(0)) * i(1);
+    int64_t all = mine;
+    for (int32_t places = 1; places < left_; ++places) {
+        const Call next = later(places);
+        if (next.op_.code == FR_MATMUL) all += int64_t(next.i(0)) * next.i(1);
+        if (next.op_.code == FR_ATTENTION) return next.take_pages(mine, all);
+    }
+    return {};
+}
+
+// `part` of `whole` of an attention's pages that are not given away yet.
+Pieces Call::take_pages(int64_t part, int64_t whole) const {
+    const size_t bytes = size_t(i(1)) * page_bytes(Format(i(4)), i(2));  // of a page, all heads
+    if (bytes % 64) return {};
+    if (c_.reader != &op_) {
+        c_.reader = &op_, c_.given = 0, c_.pages.clear();
+        const int32_t columns = sizes_[FR_PAGE_COLUMNS], window = i(3);
+        for (int32_t s = 0; s < sizes_[FR_SEGMENTS]; ++s) {
+            const int32_t end = std::min(t<int32_t>(9)[s], columns * PAGE), first = window > 0 ? std::max(0, end - window) : 0;
+            for (int32_t column = first / PAGE; column * PAGE < end; ++column) {
+                const int32_t page = t<int32_t>(10)[int64_t(s) * columns + column];
+                if (page < 0 || page >= i(5)) continue;  // attention will refuse it
+                for (const int cache : {1, 2}) c_.pages.push_back(t<char>(cache) + size_t(page) * bytes);
+            }
+        }
+    }
+    const char* const* from = c_.pages.data() + c_.given;
+    const auto count = int64_t(c_.pages.size() - c_.given) * part / whole;
+    c_.given += size_t(count);
+    return {from, count, int64_t(bytes)};
+}
+
 // body(product, panel0, panel1, tile0, tile1) for all panels and all row tiles. Before that rows are made, where an op left that to their
 // product, and packed.
 template <class F>
@@ -231,7 +274,8 @@ void Call::spread(Product p, int32_t grain, F&& body) {
     const int32_t threads = c_.pool.threads();
     const Cut cut = this->cut(p, grain);
     prepare(p);
-    look_ahead();
+    if (op_.code != FR_MOE) look_ahead();  // behind an expert comes another one, and which is known only in there
+    if (p.format < INT8 ? p.tiles > 1 : p.rows >= BUSY_ROWS) p.soon = fetched_meanwhile();
     const auto pack = [&](int32_t tile0, int32_t tile1) {
         if (maker_) maker_->make_rows(first_row(p, tile0), first_row(p, tile1));
         k_.pack_rows(p, tile0, tile1);
@@ -669,6 +713,7 @@ FR_EXPORT uint64_t fr_read(fr_context* context, const void* data, int64_t bytes)
 
 FR_EXPORT int32_t fr_run(fr_context* context, const fr_op* ops, int32_t count, void* const* table, const int32_t* sizes) {
     const Pool::Watch watch(context->pool);
+    context->reader = nullptr;
     try {
         for (int32_t at = 0, done = 0; at < count; at += done)
             if (const int32_t status = Call(*context, ops + at, count - at, table, sizes).run(done)) return status;
