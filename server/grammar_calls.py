@@ -76,6 +76,8 @@ def _opening(style: Style, name: str, calls: Calls) -> str:
 def _python(i: int, tool: Tool, options: dict[str, Any]) -> list[str]:
     """Keyword arguments in the order of the schema. `first_i_k`: nothing was said yet, `next_i_k`: something was."""
     properties: dict[str, Any] = tool.schema.get("properties", {})
+    if "properties" not in tool.schema and any(key in tool.schema for key in ("$ref", "allOf", "anyOf", "oneOf")):
+        raise CallsError(f"the arguments of tool {tool.name!r} must be `properties`, since this model writes them one by one")
     required = set(tool.schema.get("required", ()))
     for name in (*tool.name.split("."), *properties):
         if not name.isidentifier() or keyword.iskeyword(name):

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import structlog
 from aiohttp import web
@@ -47,8 +47,8 @@ _log = structlog.get_logger("forerun.traces")
 def exporter(endpoint: str) -> SpanExporter:
     """gRPC, as TGI's, for an address alone (`http://collector:4317`); HTTP with protobuf for one with a path
     (`http://collector:4318/v1/traces`). Raises ValueError for what is no address, ImportError when the package is missing."""
-    parts = urlsplit(endpoint if "://" in endpoint else f"http://{endpoint}")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    parts = _address(endpoint)
+    if parts is None:
         raise ValueError(
             f"`otlp_endpoint` {shown(endpoint)} is not an address such as http://collector:4317 or http://collector:4318/v1/traces"
         )
@@ -61,6 +61,14 @@ def exporter(endpoint: str) -> SpanExporter:
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as Grpc
 
     return Grpc(endpoint=parts.geturl(), insecure=parts.scheme == "http", timeout=SEND_SECONDS)
+
+
+def _address(endpoint: str) -> SplitResult | None:
+    try:
+        parts = urlsplit(endpoint if "://" in endpoint else f"http://{endpoint}")
+        return parts if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 else None
+    except ValueError:  # half an IPv6 address, or a port that is no number
+        return None
 
 
 def shown(endpoint: str) -> str:

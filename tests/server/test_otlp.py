@@ -259,7 +259,10 @@ async def test_requests_do_not_notice_a_dead_collector(monkeypatch: pytest.Monke
     await asyncio.wait_for(asyncio.to_thread(tracing.close), 30)
 
 
-@pytest.mark.parametrize("endpoint", ["ftp://x", "http://", "http:///v1/traces", "nonsense://collector:1"])
+@pytest.mark.parametrize(
+    "endpoint",
+    ["ftp://x", "http://", "http:///v1/traces", "nonsense://collector:1", "http://collector:otlp", "collector:99999", "http://[::1"],
+)
 def test_an_endpoint_that_is_none(endpoint: str) -> None:
     with pytest.raises(Failed, match="is not an address such as"):
         launch._tracing(Config.parse(["--model-id", "tiny", "--otlp-endpoint", endpoint], {}))

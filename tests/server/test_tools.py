@@ -196,6 +196,14 @@ class TestForced:
         with pytest.raises(Wrong, match="'get-it' of tool 'get-it' is no name in Python"):
             translate(Asked(made.kind, made.value))
 
+    def test_arguments_that_the_dialect_cannot_list(self) -> None:
+        """Said so, instead of a call without any."""
+        schema = {"$ref": "#/$defs/P", "$defs": {"P": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}}}
+        tool = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+        with pytest.raises(Wrong, match="the arguments of tool 'f' must be `properties`"):
+            translate(Asked("calls", forced("pythonic", tool)[1].value))
+        assert accepted(forced("json", tool)[1], '{"name": "f", "parameters": {"a": 1}}')
+
     def test_a_wrong_schema_names_tool_and_place(self) -> None:
         wrong = {"type": "object", "properties": {"a": {"type": "strin"}}}
         _, made = forced("json", [{"type": "function", "function": {"name": "f", "parameters": wrong}}])
