@@ -302,8 +302,6 @@ void multiply(const fr::Product& p, int32_t panel0, int32_t panel1, int32_t tile
         multiply_format<StepF32>(p, panel0, panel1, tile0, tile1);
 }
 
-int32_t tiles(fr::Format, int32_t rows) { return tiles_of(rows); }
-
 size_t packed_bytes(fr::Format format, int32_t K) {
     if (format == fr::F32) return size_t(K) * 4;
     return size_t((K + 1) / 2) * (DOTS ? 4 : 8);

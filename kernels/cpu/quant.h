@@ -31,14 +31,14 @@ constexpr int SPAN = 16;             // groups of activations that share a step
 constexpr int LARGEST = 32767;       // of the whole numbers that they are rounded to
 constexpr float SMALLEST = 1e-30f;   // a span whose largest value is below counts as zeros
 static_assert(int64_t(SPAN) * GROUP * 128 * LARGEST < int64_t(1) << 31);
-constexpr int HALF = fr::PANEL / 2;  // columns of a vector
+constexpr int VECTORS = fr::PANEL / LANES;  // of a panel's columns
 
-// With a scale a group, up to WHOLE_ROWS rows meet a whole panel at once, more of them one half of it after the other. Registers hold the
-// sums of a group and those over groups of a tile, KEPT vectors each; where there are fewer, memory holds the latter.
+// Most rows of a tile where groups have scales: the sums of a group and those over groups are KEPT vectors each, and registers hold both. Where
+// there are fewer of them, memory holds the latter.
 #if defined(__AVX512F__)
-constexpr int KEPT = TILE_ROWS, WHOLE_ROWS = TILE_ROWS / 2;
+constexpr int KEPT = TILE_ROWS, GROUPED_ROWS = TILE_ROWS / VECTORS;
 #else
-constexpr int KEPT = 2, WHOLE_ROWS = TILE_ROWS;
+constexpr int KEPT = 2, GROUPED_ROWS = TILE_ROWS;
 #endif
 
 // With few rows a chain of sixteen additions would be waited for: whole numbers may be added in several, as the order is free.
@@ -49,25 +49,23 @@ constexpr int chains(int) { return 1; }
 constexpr int chains(int M) { return M == 1 ? 4 : M <= 3 ? 2 : 1; }
 #endif
 
-// Codes that a tile asks for on its way, so many bytes a group, a line a pair: all at once they would keep its own loads waiting.
+// Codes that a tile asks for on its way, so many bytes a group, a line a pair: all at once they would keep its own loads waiting. From the
+// end on they are those of another panel, or none. Beside them what is read later (`soon`, whose steps are pairs).
 struct Fetch {
     const uint8_t* at;
     int64_t step;
+    const uint8_t *end, *then;
+    Trickle soon{};
+    int due = soon.every;
     FR_METHOD void pair(int i) const {
         if (i * 64 < step) __builtin_prefetch(at + i * 64, 0, 2);
     }
     FR_METHOD void next_group() {
         for (int64_t more = PAIRS * 64; more < step; more += 64) __builtin_prefetch(at + more, 0, 2);
         at += step;
-    }
-};
-
-// So many groups ahead in a panel, and from its end on in another one, or none.
-struct FetchAhead : Fetch {
-    const uint8_t *end, *then;
-    FR_METHOD void next_group() {
-        Fetch::next_group();
         if (at == end) at = then, step = then ? step : 0;
+        if (!soon.every) return;
+        for (due -= PAIRS; due < 0; due += soon.every) ask(soon);
     }
 };
 
@@ -79,7 +77,6 @@ struct NoFetch {
 // Sums of a group, M rows by N vectors, in g[row + M · chain]: what the two widths of codes do differently.
 struct Bytes {
     static constexpr int CODES = GROUP * fr::PANEL;
-    static constexpr int HALF_CODES = fr::PANEL;  // bytes to the codes of the second half
     template <int M, int N, int C, class F>
     FR_INLINE void sum(I (&g)[M * C][N], const uint8_t* codes, const int32_t* q, const F& fetch) {
         for (int pairs = 0; pairs < PAIRS; pairs += C)
@@ -100,7 +97,6 @@ struct Bytes {
 
 struct Nibbles {
     static constexpr int CODES = GROUP * fr::PANEL / 2;
-    static constexpr int HALF_CODES = 2 * fr::PANEL;
     template <int AT, int M, int N, int C>
     FR_INLINE void plane(I (&g)[M * C][N], const I (&words)[N], const int32_t* q) {
         I w[N];
@@ -152,7 +148,7 @@ struct Sums<M, N, false> {
     FR_METHOD void leave() { asm volatile("" : : "r"(at) : "memory"); }  // lest the compiler carries them along
 };
 
-// A block of some rows by a panel or the half of one, from a span's beginning: `scales` and `units` of its first column, `codes` too.
+// A block of some rows by a panel, from a span's beginning: `scales` and `units` of its first column, `codes` too.
 struct Block {
     int bytes;  // of a group
     const uint8_t* codes;
@@ -165,7 +161,7 @@ struct Block {
 // The sums of a span, M rows by N vectors, from `a` on, which moves behind them. One scale a column: a sum of whole numbers.
 struct Columns {
     using Codes = Bytes;
-    static constexpr int WHOLE = TILE_ROWS;
+    static constexpr int ROWS = TILE_ROWS;
     template <int M, int N, class F>
     FR_INLINE void span(Block& a, int groups, F& fetch, V (&sum)[M][N]) {
         constexpr int C = chains(M);
@@ -188,7 +184,7 @@ struct Columns {
 template <class CODES, bool OFFSET, bool MINIMA>
 struct Groups {
     using Codes = CODES;
-    static constexpr int WHOLE = WHOLE_ROWS;
+    static constexpr int ROWS = GROUPED_ROWS;
     template <int M, int N, class F>
     FR_INLINE void span(Block& a, int groups, F& fetch, V (&sum)[M][N]) {
         constexpr int C = chains(M);
@@ -208,13 +204,13 @@ struct Groups {
             for (int m = M; m < M * C; ++m)
                 for (int j = 0; j < N; ++j) g[m % M][j] = g[m % M][j] + g[m][j];
             for (int j = 0; j < N; ++j) {
-                const V by = load_half(a.scales + j * HALF);
+                const V by = load_half(a.scales + j * LANES);
                 FR_UNROLL
                 for (int m = 0; m < M; ++m) sums.put(m, j, fma(to_float(g[m][j]), by, sums.get(m, j)));
             }
             if constexpr (MINIMA)
                 for (int j = 0; j < N; ++j) {
-                    const V minimum = load_half(a.scales + fr::PANEL + j * HALF);
+                    const V minimum = load_half(a.scales + fr::PANEL + j * LANES);
                     FR_UNROLL
                     for (int m = 0; m < M; ++m) sums.put(m, j, fma(minimum, set(((const float*)total)[m]), sums.get(m, j)));
                 }
@@ -225,9 +221,10 @@ struct Groups {
     }
 };
 
-// M rows by N vectors, `t.steps` groups.
-template <class Scaled, int M, int N, class F>
+// M rows by a panel, `t.steps` groups.
+template <class Scaled, int M, class F>
 void block_tile(const Tile& t, Block a, F fetch) {
+    constexpr int N = VECTORS;
     const bool full = t.columns >= N * LANES;
     if (t.first) {  // the sums come to rest where nothing was read: ask for the lines now
         FR_UNROLL
@@ -257,29 +254,26 @@ void block_tile(const Tile& t, Block a, F fetch) {
     full ? finish<M, N, true>(t, y) : finish<M, N, false>(t, y);
 }
 
-// A tile of exactly `rows` rows, between LEAST and MOST, and N vectors. A half of a panel is never the only run over its block.
-template <class Scaled, int N, int LEAST, int MOST>
-FR_INLINE void run_block(int rows, const Tile& t, const Block& a, const FetchAhead& fetch) {
-    if constexpr (MOST >= LEAST) {
-        if (rows != MOST) return run_block<Scaled, N, LEAST, MOST - 1>(rows, t, a, fetch);
+// A tile of exactly `rows` rows, at most MOST.
+template <class Scaled, int MOST = Scaled::ROWS>
+FR_INLINE void run_block(int rows, const Tile& t, const Block& a, const Fetch& fetch) {
+    if constexpr (MOST > 0) {
+        if (rows != MOST) return run_block<Scaled, MOST - 1>(rows, t, a, fetch);
         if constexpr (MOST <= LIGHT_ROWS)
-            block_tile<Scaled, MOST, N>(t, a, NoFetch{});
-        else if constexpr (N == 1)
-            block_tile<Scaled, MOST, N>(t, a, Fetch(fetch));
+            block_tile<Scaled, MOST>(t, a, NoFetch{});
         else
-            block_tile<Scaled, MOST, N>(t, a, fetch);
+            block_tile<Scaled, MOST>(t, a, fetch);
     }
 }
 
-// Codes arrive while others are multiplied, as in matmul.h: the runs over a block, tiles by halves of the panel, each fetch their share of
-// what comes next, be it another task's. A single run fetches some groups ahead, and so does the first one of a thread.
+// Codes arrive while others are multiplied, as in matmul.h: the runs over a block each fetch their share of what comes next, be it another
+// task's. A single run fetches some groups ahead, and so does the first one of a thread.
 template <class Scaled>
 void multiply_codes(const fr::Product& p, int panel0, int panel1, int tile0, int tile1) {
     typedef typename Scaled::Codes Codes;
-    const int groups = (p.K + GROUP - 1) / GROUP, bytes = group_bytes(p.format);
+    const int groups = (p.K + GROUP - 1) / GROUP, bytes = group_bytes(p.format), runs = tile1 - tile0;
     const int64_t stride = int64_t(fr::panel_bytes(p.format, p.K));
-    const int most = (p.rows + p.tiles - 1) / p.tiles, halves = most > Scaled::WHOLE ? 2 : 1, runs = (tile1 - tile0) * halves;
-    const int block = tile1 - tile0 == 1 ? groups : K_BLOCK / GROUP;
+    const int block = runs == 1 ? groups : K_BLOCK / GROUP;
     for (int panel = panel0; panel < panel1; ++panel) {
         const uint8_t* first = (const uint8_t*)p.w + panel * stride;
         const float* units = (const float*)(first + int64_t(groups) * bytes);
@@ -293,29 +287,18 @@ void multiply_codes(const fr::Product& p, int panel0, int panel1, int tile0, int
             const int cold = runs > 1 && p.cold && panel == panel0 && s == 0;
             const int64_t share = behind ? (bytes / (runs - cold) + 63) / 64 * 64 : 0;
             const int near = int(AHEAD) / bytes < here ? int(AHEAD) / bytes : here - 1;
-            int run = 0;
-            const auto fetch = [&]() -> FetchAhead {
-                const int at = run++ - cold;
-                if (runs == 1 || at < 0) return {{codes + near * bytes, bytes}, codes + here * bytes, runs == 1 ? behind : nullptr};
-                return {{behind + share * here * at, share}, nullptr, nullptr};
-            };
             for (int t = tile0; t < tile1; ++t) {
-                const int row = tile_start(p, t), rows = tile_start(p, t + 1) - row;
+                const int row = tile_start(p, t), rows = tile_start(p, t + 1) - row, run = t - tile0 - cold;
                 const int32_t* x = (const int32_t*)p.packed + row * row_words(groups);
                 const float* steps = (const float*)x + int64_t(groups) * ROW_WORDS * rows + s / SPAN * rows;
-                Tile job{here, 0, p.y + row * p.y_stride + (column - p.y_column), p.y_stride, p.bias ? p.bias + column : nullptr,
-                         p.N - column, s == 0, s + here == groups, 0};
-                Block a{bytes, codes, (const uint16_t*)(codes + Codes::CODES), units, x + int64_t(s) * ROW_WORDS * rows, steps};
-                if (rows <= Scaled::WHOLE) {
-                    run_block<Scaled, 2, 1, Scaled::WHOLE>(rows, job, a, fetch());
-                    continue;
-                }
-                run_block<Scaled, 1, Scaled::WHOLE + 1, TILE_ROWS>(rows, job, a, fetch());
-                const FetchAhead second = fetch();
-                if (job.columns <= LANES) continue;
-                job.y += LANES, job.columns -= LANES, a.codes += Codes::HALF_CODES, a.scales += HALF, a.units += LANES;
-                if (job.bias) job.bias += LANES;
-                run_block<Scaled, 1, Scaled::WHOLE + 1, TILE_ROWS>(rows, job, a, second);
+                const Tile job{here, 0, p.y + row * p.y_stride + (column - p.y_column), p.y_stride, p.bias ? p.bias + column : nullptr,
+                               p.N - column, s == 0, s + here == groups, 0};
+                const Trickle soon = trickle(p, groups * PAIRS, panel, t, s * PAIRS, here * PAIRS);
+                const Block a{bytes, codes, (const uint16_t*)(codes + Codes::CODES), units, x + int64_t(s) * ROW_WORDS * rows, steps};
+                if (runs == 1 || run < 0)
+                    run_block<Scaled>(rows, job, a, {codes + near * bytes, bytes, codes + here * bytes, runs == 1 ? behind : nullptr, soon});
+                else
+                    run_block<Scaled>(rows, job, a, {behind + share * here * run, share, nullptr, nullptr, soon});
             }
         }
     }
@@ -404,7 +387,7 @@ size_t packed_bytes_any(fr::Format format, int32_t K) {
 }
 
 int32_t tiles_any(fr::Format format, int32_t rows) {
-    return format >= fr::INT8 ? tiles_of(rows) : tiles(format, rows);
+    return format > fr::INT8 ? (rows + GROUPED_ROWS - 1) / GROUPED_ROWS : tiles_of(rows);
 }
 
 void pack_rows_any(const fr::Product& p, int32_t tile0, int32_t tile1) {
