@@ -55,6 +55,9 @@ def test_the_least_of_several_medians_counts(monkeypatch: pytest.MonkeyPatch) ->
     assert kernels_torch.least_median(works, 1.0) == {"a": 2.0, "b": 5.0}
     assert asked == ["a", "b"] * kernels_torch.TURNS
 
+    monkeypatch.setattr(kernels_torch, "median", lambda work, budget: 3.0)
+    assert kernels_torch.least_median(dict(works, c=lambda: None), -1.0) == {"a": 3.0, "b": 3.0, "c": 3.0}, "one turn at least"
+
 
 def test_the_verdict_is_against_the_best_of_torch() -> None:
     pairs = [
