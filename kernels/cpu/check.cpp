@@ -194,7 +194,7 @@ Job rows() {
     Job job;
     const int n = draw(0, 40), H = draw(1, 100);
     job.sizes[FR_N] = n;
-    const int kind = draw(0, 4);
+    const int kind = draw(0, 10);
     const size_t size = size_t(n) * H;
     switch (kind) {
         case 0:
@@ -225,6 +225,60 @@ Job rows() {
             job.op.code = FR_PICK;
             job.operands({job.own(floats(size)), draw(0, 1) ? job.own(floats(size)) : nullptr, job.own(std::vector<int64_t>(n)), job.result(n)});
             job.integers({H});
+            break;
+        }
+        case 4:
+            job.name = "norm";
+            job.op.code = FR_NORM;
+            job.operands({job.own(floats(size)), job.own(floats(H)), job.result(size)});
+            job.integers({H});
+            job.constants({1e-5f});
+            break;
+        case 5:
+            job.name = "add";
+            job.op.code = FR_ADD;
+            job.operands({job.own(floats(size)), job.own(floats(size)), job.result(size)});
+            job.integers({H});
+            job.constants({0.5f});
+            break;
+        case 6: {
+            job.name = "concat";
+            job.op.code = FR_CONCAT;
+            const int other = draw(1, 50);
+            job.operands({job.result(size + size_t(n) * other), job.own(floats(size)), job.own(floats(size_t(n) * other))});
+            job.integers({2, H, other});
+            job.tolerance = 0;
+            break;
+        }
+        case 7: {
+            job.name = "take";
+            job.op.code = FR_TAKE;
+            const int count = draw(1, 9);
+            std::vector<int32_t> taken;
+            for (int r = 0; r < n; ++r) taken.push_back(draw(0, count - 1));
+            job.operands({job.own(floats(size_t(count) * H)), job.own(taken), job.result(size)});
+            job.integers({H, count});
+            job.tolerance = 0;
+            break;
+        }
+        case 8: {
+            job.name = "noise_at";
+            job.op.code = FR_NOISE_AT;
+            std::vector<int64_t> places[3];
+            for (auto& each : places)
+                for (int r = 0; r < n; ++r) each.push_back(draw(0, 1 << 30));
+            job.operands({job.own(places[0]), job.own(places[1]), job.own(places[2]), job.result(size_t(n))});
+            job.integers({n});
+            job.tolerance = 0;
+            break;
+        }
+        case 9: {
+            job.name = "logits";
+            job.op.code = FR_LOGITS;
+            const int N = draw(1, 150);
+            job.operands({job.own(floats(size)), job.aligned(floats(size_t((N + 31) / 32) * 32 * H, 0.2f)), job.result(size_t(n) * N)});
+            job.integers({H, N, 0});
+            job.constants({0.5f, draw(0, 1) ? 3.0f : 0.0f});
             break;
         }
         default: {
