@@ -11,7 +11,6 @@ Every place is guessed by itself, so what the places say is a lattice: the best 
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Sequence
 
@@ -19,9 +18,9 @@ import torch
 from torch import Tensor
 
 from forerun.backends.base import PoolSpec
-from forerun.engine.batch import Batch, Stem, grow
+from forerun.engine.batch import Stem, grow
 from forerun.engine.drafters.dflash_load import BlockPlan, merged, read_net, read_output, read_plan
-from forerun.engine.drafters.dflash_net import BlockNet, Spot, standing
+from forerun.engine.drafters.dflash_net import BlockNet, Spot
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Place, Terms
 from forerun.engine.drafters.dspark import has_heads, read_spark
 from forerun.engine.drafters.entries import COPIES
@@ -127,30 +126,17 @@ class Blocks:
         """Entries of as much text as is read at a time and of one token, then blocks of all rows and of one: where nobody looks yet."""
         self._pool, self._table = place.pools[0], place.table
         self.listener.open(Trail(place.table, self._pool.keys.shape[1], successor=False))
-        self._record()
+        self._features = features = torch.zeros(self._room, self._tapped, device=self._backend.device)
+        net, ops, pool = self.net, self._ops, self._pool
+        self._entered = self._backend.capture(lambda batch: net.enter(ops, features, batch, pool), None)
         for parts in (place.spread(self._room), [1]):
             self._progress("warming", 0, 1)
-            features = torch.zeros(sum(parts), self._tapped, device=self._backend.device)
-            self._write([Stem(row, 0, 0, count, (), ()) for row, count in enumerate(parts)], features)
+            self._write([Stem(row, 0, 0, count, (), ()) for row, count in enumerate(parts)], features[: sum(parts)])
         for count in (place.rows, 1):
             spots = [Spot(row, 0, 1) for row in range(count)]
             for reached in (True, False):
                 self._progress("warming", 0, 1)
                 rehearse(self.levels, self._says([0] * count, spots, [reached] * count), count, self.plan.places)
-
-    def _record(self) -> None:
-        """The forwards, and where they find what no batch says: features of entries, and how far each row of a block sees."""
-        net, ops, plan, pool, table = self.net, self._ops, self.plan, self._pool, self._table_of_tokens
-        device = self._backend.device
-        self._features = features = torch.zeros(self._room, self._tapped, device=device)
-        self._ends = torch.zeros(self._room, dtype=torch.int32, device=device)
-        self._seen = self._ends  # as much of it as the batch has rows
-
-        def stand(batch: Batch) -> Tensor:
-            return net.stand(ops, ops.embed(table, batch.tokens, plan.input_scale), batch, self._seen, plan.size, pool)
-
-        self._entered = self._backend.capture(lambda batch: net.enter(ops, features, batch, pool), None)
-        self._stood = self._backend.capture(stand, None)
 
     def _able(self, rows: Sequence[int], budget: Sequence[int]) -> list[tuple[Traced, int, int]]:
         """(row, nodes, levels) of those whose entries are all there; makes those that are missing, of rows far behind a part."""
@@ -198,24 +184,18 @@ class Blocks:
 
     def _says(self, roots: Sequence[int], spots: Sequence[Spot], reaches: Sequence[bool]) -> Said:
         """What the rows say of a block behind each of these roots. `reaches`: the pages hold it."""
-        plan, size = self.plan, self.plan.size
+        plan, size, ops = self.plan, self.plan.size, self._ops
         hidden = torch.empty(len(roots), size, self.net.norm.shape[0], device=self._backend.device)
         for reached in (True, False):
             some = [i for i, each in enumerate(reaches) if each == reached]
-            if some:
-                forward = self._block if reached and self.net.stands(size) else self._lone_block
-                tokens = [token for i in some for token in (roots[i], *[plan.mask] * (size - 1))]
-                ids = torch.tensor(tokens, dtype=torch.int32, device=self._backend.device)
-                hidden[some] = forward(ids, [spots[i] for i in some]).view(len(some), size, -1)
+            if not some:
+                continue
+            tokens = [token for i in some for token in (roots[i], *[plan.mask] * (size - 1))]
+            ids = torch.tensor(tokens, dtype=torch.int32, device=self._backend.device)
+            embedded, own = ops.embed(self._table_of_tokens, ids, plan.input_scale), [spots[i] for i in some]
+            if reached and self.net.stands(size):
+                rows = self.net.stand(ops, embedded, own, self._table, self._pool)
+            else:
+                rows = self.net.gather(ops, embedded, own, self._table, self._pool)
+            hidden[some] = rows.view(len(some), size, -1)
         return self._voice.says(hidden[:, size - plan.places :])
-
-    def _block(self, tokens: Tensor, spots: Sequence[Spot]) -> Tensor:
-        batch, ends = standing(spots, self.plan.size, self._table, self._backend.device)
-        self._seen = self._ends[: len(ends)]
-        self._seen.copy_(ends)
-        stood: Tensor = self._stood(dataclasses.replace(batch, tokens=tokens))
-        return stood
-
-    def _lone_block(self, tokens: Tensor, spots: Sequence[Spot]) -> Tensor:
-        embedded = self._ops.embed(self._table_of_tokens, tokens, self.plan.input_scale)
-        return self.net.gather(self._ops, embedded, spots, self._table, self._pool)

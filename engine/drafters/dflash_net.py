@@ -132,10 +132,13 @@ class BlockNet:
             ops.rope(entries, batch.positions, one.cos, one.sin, spec, None, one.k_norm, one.eps)
             ops.write_kv(entries, pool, index, batch.slots, spec)
 
-    def stand(self, ops: Ops, embedded: Tensor, batch: Batch, ends: Tensor, size: int, pool: Pool) -> Tensor:
+    def stand(self, ops: Ops, embedded: Tensor, spots: Sequence[Spot], table: Table, pool: Pool) -> Tensor:
         """embedded [B · S, H] → [B · S, H], behind the last norm, of blocks that the rows' pages hold: segments of known rows, which are
-        written behind the context. `ends`: int32 [B · S], for each row the position of its block's last one, which it sees too unless it is
-        causal. Only where every sight is `bounded`."""
+        written behind the context. Where a sight is not causal, all of a block stand at its last row's place. Only where every sight is
+        `bounded`. Not recorded: a batch has one position for each row, and this is rotated by one and sees up to the other."""
+        size = len(embedded) // len(spots)
+        batch = grow([Stem(spot.row, spot.base, spot.root, size, (), ()) for spot in spots], table, embedded.device)
+        ends = batch.positions.view(-1, size)[:, -1:].expand(-1, size).flatten().contiguous()
         whole = dataclasses.replace(batch, positions=ends)
 
         def see(index: int, qkv: Tensor) -> Tensor:
@@ -176,14 +179,8 @@ class BlockNet:
         return x
 
 
-def standing(spots: Sequence[Spot], size: int, table: Table, device: torch.device) -> tuple[Batch, Tensor]:
-    """The blocks as segments of known rows, and for each row the position of its block's last."""
-    batch = grow([Stem(spot.row, spot.base, spot.root, size, (), ()) for spot in spots], table, device)
-    return batch, batch.positions.view(-1, size)[:, -1:].expand(-1, size).flatten()
-
-
 def bounded(sight: Sight, size: int) -> int | None:
-    """The window that makes `ops.attention` see so much from where `standing` puts the rows, 0 = none; None where there is no such one."""
+    """The window that makes `ops.attention` see so much from where `stand` puts the rows, 0 = none; None where there is no such one."""
     if not sight.window or (sight.causal and not sight.rooted):
         return sight.window
     return sight.window + size if sight.rooted and not sight.causal else None
