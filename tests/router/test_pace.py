@@ -31,6 +31,15 @@ def test_by_default_a_step_takes_a_tenth_of_a_second_or_four_plain_steps() -> No
     assert Pace(ready(step_seconds=(0.20, 1.0)), None).bound_seconds == 0.8
 
 
+def test_a_worker_that_started_on_a_busy_machine_does_not_pause_streams_for_longer_ever_after() -> None:
+    pace = Pace(ready(max_step_tokens=1001, step_seconds=(0.08, 4.0)), None)
+    assert pace.bound_seconds == pytest.approx(0.32)
+    for _ in range(200):
+        pace.stepped(8, 0, BASE + 8 * ROW)
+        pace.stepped(8, 90, BASE + 98 * ROW)
+    assert pace.bound_seconds == 0.1 and pace.allowance(8) == pytest.approx(83, abs=3)
+
+
 def test_a_worker_that_measured_nothing_is_not_bounded() -> None:
     pace = Pace(ready(max_step_tokens=64), None)
     pace.stepped(4, 60, 9.0)

@@ -10,14 +10,18 @@ import time
 from collections.abc import Callable
 
 import pytest
+from structlog.testing import capture_logs
 
 from forerun.config import Config, Limits
 from forerun.messages import Inject, Start
+from forerun.router.guesses import Round
 from forerun.router.link import Link
 from forerun.router.replica import MOST_DEATHS, Replica
 from forerun.router.request import Failure, Run
 from forerun.router.service import Phase, Refused, Router
+from tests.router.controller.streams import sequence
 from tests.router.fakes import Collector, Counting, children, configuration, expected, request, running, worker_pid
+from tests.router.worker_model import ready
 
 
 async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
@@ -284,3 +288,24 @@ async def test_faults_cannot_be_injected_into_an_ordinary_server() -> None:
     async with running(start=Start("none", echo=True)) as (router, _):
         with pytest.raises(PermissionError, match="--test-faults"):
             router.inject(Inject("die"))
+
+
+def test_each_change_of_a_guard_is_a_line_in_the_log() -> None:
+    """Guesses lose until they are switched off, and pay when they are tried again."""
+    offer = ready(max_nodes=8, costs=[(1, 0.006), (8, 0.0066), (16, 0.012), (32, 0.02)])
+    controller, streams, loses = Router(configuration(), Start("none", echo=True), Counting()).controller(offer), [sequence()] * 3, True
+    with capture_logs() as logged:
+        for _ in range(2000):
+            allowance = controller(streams)
+            nodes = sum(allowance.guess) if allowance else 0
+            controller.landed(streams[0], nodes, nodes, 0.9 * nodes)
+            controller.stepped(
+                Round(3, 3 + nodes, nodes, 3 if nodes else 0, 150, 3 if loses else 3 + nodes, 0.012 if nodes and loses else 0.0062, 1e-4)
+            )
+            loses = loses and not logged
+            if len(logged) == 2:
+                break
+    assert [(line["event"], line["sequences"]) for line in logged] == [
+        ("Guessing lost time and is switched off", "3 and more"),
+        ("Guessing pays again", "3 and more"),
+    ]
