@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from forerun.engine.drafters.draft import Drafter
 from forerun.engine.drafters.failures import MOST_FAILURES
 from forerun.router.policy import Policy
-from tests.engine.test_identity import KINDS
+from tests.engine.test_identity import ALL as KINDS
 from tests.engine.test_registered import ALL, opened
 from tests.engine.together import Gambler, Rogue, Together, answer_of
 from tests.router.test_scheduler_machine import check_books
@@ -66,10 +66,12 @@ class Machine(RuleBasedStateMachine):
             }
         ),
         copies=st.integers(1, 3),
+        apart=st.booleans(),
     )
-    def add(self, kind: str, prompt: tuple[int, int], limit: int, stop: int | None, more: dict[str, Any], copies: int) -> None:
-        for _ in range(copies):
-            self.driver.ask(kind, *prompt, limit=limit, stop=stop, **more)
+    def add(self, kind: str, prompt: tuple[int, int], limit: int, stop: int | None, more: dict[str, Any], copies: int, apart: bool) -> None:
+        """`copies`: the same request again, or `apart`: several answers to one, each with dice of its own."""
+        for copy in range(copies):
+            self.driver.ask(kind, *prompt, limit=limit, stop=stop, choice=copy * apart, **more)
 
     @rule()
     def plan(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 
 import msgspec
@@ -14,10 +15,23 @@ from llguidance import LLMatcher
 
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Drafter, Needs, Terms
 from forerun.messages import SamplingParams
-from tests.engine.tiny import VOCAB, Front, Sequence_, alone, params_for, random_tree, tiny_engine
+from tests.engine.tiny import STOP, VOCAB, Front, Sequence_, alone, params_for, random_tree, tiny_engine
 
 RECORDS = LLMatcher.grammar_from_regex(r'(\{"[a-f]+":(true|false|-?[1-9][0-9]{0,2})\}[,;])+')
-"""text that is now forced, now nearly free, and never at its end"""
+"""text that is now forced, now nearly free, and never has to end"""
+PERSON = LLMatcher.grammar_from_json_schema(
+    json.dumps(
+        {
+            "type": "object",
+            "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}, "is": {"enum": ["up", "down", None]}},
+            "required": ["age", "is"],
+            "additionalProperties": False,
+        }
+    ),
+    overrides={"whitespace_flexible": False},
+)
+WORDS = LLMatcher.grammar_from_lark('start: "yes" | "yesterday" | "no, never" | "none"')
+"""These two come to an end, where the row must end too."""
 
 KINDS: dict[str, dict[str, object]] = {
     "greedy": {},
@@ -53,6 +67,9 @@ ALL = KINDS | {
     "grammar": {"grammar": RECORDS, "top_n": 3},
     "grammar, sampled": {"grammar": RECORDS, "sample": True, "temperature": 1.7, "raw_logprobs": True},
     "grammar, everything": {**KINDS["everything"], "grammar": RECORDS},
+    "schema": {"grammar": PERSON, "sample": True, "seed": 5, "stop_ids": (STOP,), "top_n": 2},
+    "choice": {"grammar": WORDS, "stop_ids": (STOP,)},
+    "choice, sampled": {"grammar": WORDS, "sample": True, "temperature": 1.7, "frequency_penalty": 0.5, "stop_ids": (STOP,)},
 }
 """also those that only an engine with a tokenizer can have"""
 
@@ -64,7 +81,7 @@ def prompt_of(seed: int, length: int) -> list[int]:
 @functools.cache
 def truth(kind: str, seed: int, length: int, dtype: torch.dtype = torch.float32, stop: tuple[int, ...] = ()) -> Sequence_:
     prompt = prompt_of(seed, length)
-    return alone(prompt, params_for(prompt, stop_ids=stop, **ALL[kind]), dtype=dtype)
+    return alone(prompt, params_for(prompt, **{"stop_ids": stop, **ALL[kind]}), dtype=dtype)
 
 
 def fresh(sequence: Sequence_) -> Sequence_:
@@ -442,4 +459,4 @@ def test_no_parameter_is_forgotten() -> None:
     """Whoever adds a way to choose tokens adds a kind of request that uses it: then all tests of identity know it."""
     others = {"seed", "prompt_tokens", "max_new_tokens", "stop_ids", "logprobs", "prompt_logprobs"}
     used = {name for kind in ALL.values() for name in kind}
-    assert {field.name for field in msgspec.structs.fields(SamplingParams)} - others == used - {"seed"}
+    assert {field.name for field in msgspec.structs.fields(SamplingParams)} - others == used - {"seed", "stop_ids"}

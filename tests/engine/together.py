@@ -26,12 +26,15 @@ UNKNOWN = -1
 
 
 @functools.cache
-def answer_of(kind: str, seed: int, length: int, dtype: torch.dtype, echo: bool = False, choice: int = 0) -> Sequence_:
+def answer_of(
+    kind: str, seed: int, length: int, dtype: torch.dtype, echo: bool = False, choice: int = 0, stops: tuple[int, ...] = ()
+) -> Sequence_:
     """What a request of this kind is answered, alone and without guesses, to its 24th token. `choice`: of several answers to it, which have
-    dice of their own."""
+    dice of their own. `stops`: ids that end it beside those of its kind."""
     prompt = prompt_of(seed, length)
     params = params_for(prompt, prompt_logprobs=echo, **KINDS[kind])
-    return alone(prompt, msgspec.structs.replace(params, seed=(params.seed + choice) % 2**64), dtype=dtype)
+    changes = {"seed": (params.seed + choice) % 2**64, "stop_ids": (*params.stop_ids, *stops)}
+    return alone(prompt, msgspec.structs.replace(params, **changes), dtype=dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,11 +142,16 @@ class Together(Driver):
     def ask(
         self, kind: str, seed: int, length: int, *, limit: int = 24, stop: int | None = None, echo: bool = False, **more: object
     ) -> tuple[Sequence, Stream]:
-        """`stop`: its token of this number is a stop id."""
-        stop_after = more.pop("stop_after", None)
-        whole = answer_of(kind, seed, length, self._dtype, echo, more.pop("choice", 0))  # type: ignore[arg-type]
-        stops = () if stop is None else (whole.tokens[stop], VOCAB - 1)
-        params = msgspec.structs.replace(whole.params, max_new_tokens=limit, stop_ids=stops)
+        """`stop`: its token of this number is a stop id, if it has so many."""
+        stop_after, choice = more.pop("stop_after", None), int(more.pop("choice", 0))  # type: ignore[call-overload]
+        whole = answer_of(kind, seed, length, self._dtype, echo, choice)
+        if stop is not None and stop < len(whole.tokens):
+            stops = (whole.tokens[stop], VOCAB - 1)
+            if "grammar" in KINDS[kind]:  # allows what ends a row wherever the text may end, so that the answer may be another one
+                whole = answer_of(kind, seed, length, self._dtype, echo, choice, stops)
+            else:
+                whole = dataclasses.replace(whole, params=msgspec.structs.replace(whole.params, stop_ids=stops))
+        params = msgspec.structs.replace(whole.params, max_new_tokens=limit)
         request = Request(f"r{len(self.streams)}", list(whole.prompt), params, self.now, cache=not echo, **more)  # type: ignore[arg-type]
         stream = Stream(cut(whole, params), stop_after)  # type: ignore[arg-type]
         sequence = Sequence(request, params, stream, list(whole.prompt))
