@@ -35,7 +35,7 @@ import llguidance
 from llguidance import LLMatcher, LLTokenizer
 
 from forerun.engine.drafters.draft import Draft, Room
-from forerun.engine.matcher import Bits, Followed, GrammarError, Matcher, first_line
+from forerun.engine.matcher import Bits, Followed, GrammarError, Matcher, first_line, narrow
 from forerun.messages import Emit, SamplingParams
 
 if TYPE_CHECKING:
@@ -87,6 +87,12 @@ class Matching:
             self._jobs.clear()
         self._leave()
 
+    @property
+    def root(self) -> Bits:
+        """What may come next, of a row that is ready."""
+        assert self._root is not None
+        return self._root
+
     def ready(self, seconds: float) -> bool:
         """Whether it is known what may come next, or that nothing can."""
         return self._settled.wait(seconds) if seconds > 0 else self._settled.is_set()
@@ -94,8 +100,7 @@ class Matching:
     def at(self, path: Sequence[int]) -> Bits | None:
         """What may come behind guesses that were followed; None where it does not matter: such a node is never accepted, or an end."""
         if not path:
-            assert self._root is not None
-            return self._root
+            return self.root
         return self._masks.get(tuple(path))
 
     def commit(self, tokens: Sequence[int]) -> None:
@@ -270,7 +275,7 @@ def along(shares: Sequence[Share], drafts: Sequence[Draft], rooms: Sequence[Room
     asked: list[tuple[int, Matching, Future[Followed]]] = []
     for place, (share, draft, room) in enumerate(zip(shares, drafts, rooms)):
         matching = share.row.matching
-        if matching is not None:
+        if matching is not None and (draft.token or narrow(matching.root)):
             asked.append((place, matching, matching.follow(draft, room)))
     until = time.monotonic() + DRAFT_SECONDS
     for place, matching, followed in asked:

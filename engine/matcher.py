@@ -105,7 +105,7 @@ class Matcher:
 
     def _only(self, bits: Bits) -> int | None:
         """The token that all others are beginnings of. An end is none: it comes with the token before it."""
-        if not 0 < int.from_bytes(bits.tobytes(), "little").bit_count() <= MOST_BEGINNINGS:
+        if not narrow(bits):
             return None
         texts = {token: self._text(token) for token in np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist()}
         longest = max(texts, key=lambda token: len(texts[token]))
@@ -186,6 +186,11 @@ def join(forced: Sequence[int], draft: Draft, nodes: int, depth: int) -> Draft:
         probe.append(draft.probe[node])
         source += draft.source[node : node + 1]
     return Draft(token, parent, confidence, probe, source)
+
+
+def narrow(bits: Bits) -> bool:
+    """So few tokens are allowed that one of them may be the only way on."""
+    return 0 < int.from_bytes(bits.tobytes(), "little").bit_count() <= MOST_BEGINNINGS
 
 
 def allows(bits: Bits, token: int) -> bool:

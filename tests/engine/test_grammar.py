@@ -339,3 +339,19 @@ def test_compiled_grammars_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     for pattern in ("a", "b", "a", "c", "a"):
         grammars.open(params(pattern), [])
     assert list(grammars._compiled) == [regex("c"), regex("a")]
+
+
+def test_nobody_is_asked_where_there_is_nothing_to_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many tokens are allowed and nothing was guessed: the step does not wait for a matcher."""
+
+    class Nothing(Chain):
+        def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
+            return [Draft.none() for _ in budget]
+
+    monkeypatch.setattr(matching, "MOST_BEGINNINGS", 0)
+    monkeypatch.setattr(Matcher, "follow", lambda *_: pytest.fail("it was asked"))
+    front = Front(tiny_engine(Nothing()))
+    row = Sequence_(PROMPT, params(max_new_tokens=6))
+    front.admit(row)
+    front.run(guess=4)
+    assert row.answer == alone(PROMPT, params(max_new_tokens=6)).answer and row.drafted == 0
