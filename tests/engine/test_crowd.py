@@ -18,6 +18,7 @@ import torch
 from forerun.engine.drafters.draft import Draft, Drafter
 from forerun.messages import StepPlan, StepResult
 from forerun.router.policy import Policy
+from forerun.router.request import Run, Sequence
 from tests.engine.test_identity import ALL as KINDS
 from tests.engine.test_identity import eos, illegal, twins, wrong
 from tests.engine.test_registered import ALL, opened
@@ -32,8 +33,8 @@ MOST = 8
 """guesses of a row"""
 PROMPTS = ((1, 37), (2, 5))
 """(seed, length): the first has two whole pages, so that another request with it finds them"""
-TIGHT, ROOMY = 21, 40
-"""Pages: sequences that grow take each other's places; or sixteen of them run at once."""
+CROWDED, TIGHT, ROOMY = 10, 21, 40
+"""Pages: three sequences, or more, that grow take each other's places; or sixteen of them run at once."""
 
 
 @dataclasses.dataclass
@@ -48,6 +49,8 @@ class Seen:
     accepted: int = 0
     given_up: int = 0
     restarts: int = 0
+    ruled: set[str] = dataclasses.field(default_factory=set)
+    """what happened to sequences that follow a grammar"""
 
     def step(self, plan: StepPlan, result: StepResult) -> None:
         self.sizes.add(len(plan.feed))
@@ -76,23 +79,48 @@ class Crowd(Together):
 
     def request(self, kind: str, prompt: tuple[int, int], choices: int, **more: object) -> None:
         for choice in range(choices):
-            self.ask(kind, *prompt, choice=choice, **more)  # type: ignore[arg-type]
+            sequence, _ = self.ask(kind, *prompt, choice=choice, **more)  # type: ignore[arg-type]
+            self._note(sequence, "several", choices > 1)
+
+    @property
+    def halfway(self) -> list[Sequence]:
+        return [sequence for sequence, stream in self.streams if stream.heard and not stream.over and not sequence.cancelled]
 
     def give_up(self) -> None:
         """Somebody who has heard something already leaves, and what he asked for is not heard to its end."""
-        halfway = [sequence for sequence, stream in self.streams if stream.heard and not stream.over and not sequence.cancelled]
-        if halfway:
-            self.scheduler.cancel(self.dice.choice(halfway))
+        if self.halfway:
+            ruled = [sequence for sequence in self.halfway if sequence.params.grammar]
+            leaving = self.dice.choice(ruled if ruled and self.seen.given_up % 2 else self.halfway)
+            self.scheduler.cancel(leaving)
             self.seen.given_up += 1
+            self._note(leaving, "given up")
 
     def restart(self) -> None:
+        for sequence in self.halfway:
+            self._note(sequence, "restarted")
         super().restart()
         self.seen.restarts += 1
+
+    def tokens(self, sequence: Sequence, run: Run) -> None:
+        super().tokens(sequence, run)
+        self._note(sequence, "guesses held", run.accepted > 0)
+
+    def admitted(self, sequence: Sequence, hit_tokens: int) -> None:
+        super().admitted(sequence, hit_tokens)
+        self._note(sequence, "a prefix was found", hit_tokens > 0)
+
+    def preempted(self, sequence: Sequence) -> None:
+        super().preempted(sequence)
+        self._note(sequence, "preempted")
+
+    def _note(self, sequence: Sequence, what: str, happened: bool = True) -> None:
+        if happened and sequence.params.grammar:
+            self.seen.ruled.add(what)
 
 
 def live(crowd: Crowd) -> None:
     """One after the other comes, until the table is full and others wait; accidents meanwhile; then they become fewer again."""
-    kinds, dice = list(KINDS), crowd.dice
+    kinds, dice = [*list(KINDS)[::3], *list(KINDS)[1::3], *list(KINDS)[2::3]], crowd.dice  # so that like ones do not come together
     for turn, kind in enumerate([*kinds, *kinds]):
         limit, stop, stop_after = dice.choice([(24, None, None), (24, 8, None), (19, None, None), (24, None, 7)])
         more = {"echo": turn % 5 == 2, "speculate": dice.choice([None, None, None, 2]), "priority": dice.choice([0, 0, 1])}
@@ -100,7 +128,7 @@ def live(crowd: Crowd) -> None:
         crowd.turn()
         if turn % 6 == 5:
             crowd.give_up()
-        if turn in (9, 20):
+        if turn in (12, 23):
             crowd.restart()
     crowd.close()
 
@@ -135,6 +163,19 @@ def test_every_registered_drafter(spec: str, pages: int, dtype: torch.dtype) -> 
     assert crowd.bridge.engine._speculator.failures.count == 0
 
 
+@pytest.mark.parametrize("spec", ALL)
+def test_rows_with_grammars_take_each_others_place(spec: str) -> None:
+    """Each reads again what it had generated, behind a prefix that was found, and goes on where its grammar stood."""
+    crowd = Crowd(lambda: opened(spec), CROWDED, torch.float32)
+    for kind in KINDS:
+        for prompt in PROMPTS:
+            if "grammar" in KINDS[kind]:
+                crowd.request(kind, prompt, 2)
+    crowd.close()
+    assert crowd.seen.ruled >= {"several", "preempted", "a prefix was found", "guesses held"}
+    assert not crowd.drafter.rows  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("make", ADVERSARIES.values(), ids=ADVERSARIES)
 def test_drafters_that_mean_harm(make: Callable[[list[int], int], Draft]) -> None:
     crowd = Crowd(lambda: Adversary(make, torch.float32), TIGHT, torch.float32)
@@ -152,4 +193,5 @@ def everything_happened(crowd: Crowd) -> None:
     assert seen.given_up > 2 and seen.restarts == 2
     assert sum(hit > 0 for hit in crowd.hits.values()) > 5
     assert len(seen.allowed) > 4 and seen.mixed > 5
+    assert seen.ruled >= {"several", "a prefix was found", "guesses held", "given up", "restarted"}
     assert not crowd.drafter.rows, "it remembers a row that is gone"  # type: ignore[attr-defined]
