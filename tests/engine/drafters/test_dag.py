@@ -264,7 +264,7 @@ def test_trying_costs_a_bounded_share(rows: int) -> None:
         dag.forget(numbers)
         if not first:
             dag.needs.chosen()
-    assert dag.needs.chosen() < 0.02 * 900 * 0.010
+    assert dag.needs.chosen() < 0.006 * 900 * 0.010
 
 
 def test_reading_is_no_part_of_what_asking_takes() -> None:
