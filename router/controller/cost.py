@@ -1,6 +1,7 @@
 """What a step takes now: a profile measured at start, corrected by every step since.
 
-    seconds = factor(rows, guesses or none) · (profile[rows] + (segments − 1) · share + positions read · read + positions scored · score)
+    seconds = factor(rows) · factor(segments, if there are guesses)
+              · (profile[rows] + (segments − 1) · share + positions read · read + positions scored · score)
 
 `rows` of the target's forward belong to `segments`, one for each sequence: its root and its guesses. The KV of a sequence is read once
 for all its rows, but each row is scored against it. The profile is a staircase (tiles, cache sizes), so it is looked up for every row
@@ -13,6 +14,7 @@ import math
 
 import msgspec
 
+from forerun.router.controller.beside import Beside
 from forerun.router.controller.filter import KNOTS, Filter
 
 
@@ -49,6 +51,9 @@ class CostTable:
         self._knots = [_knot(rows) for rows in range(most + 1)]
         self._shares = [share for _, share in self._knots]
         self._filter = Filter()
+        self._beside = Beside()
+        self._segments = 1
+        """of the last step"""
 
     @property
     def drift(self) -> float:
@@ -57,16 +62,18 @@ class CostTable:
 
     @property
     def jump(self) -> float:
-        """By how much steps with guesses take longer than steps of as many rows, beyond the profile."""
-        return math.exp(self._filter.jump)
+        """By how much steps with guesses take longer than steps of as many rows, beyond the profile: of as many segments as the last."""
+        return math.exp(self._beside.jump(self._segments))
 
     @property
     def usual_surprise(self) -> float:
         """By how much steps are off as a rule, relative to what was expected."""
         return self._filter.usual
 
-    def factor(self, rows: int, guessing: bool = False) -> float:
-        return math.exp(self._filter.at(*self._knots[min(rows, len(self._knots) - 1)], guessing))
+    def factor(self, rows: int, guessing: int = 0) -> float:
+        """`guessing`: segments of a step with guesses; 0 = none."""
+        jump = self._beside.jump(guessing) if guessing else 0.0
+        return math.exp(self._filter.at(*self._knots[min(rows, len(self._knots) - 1)]) + jump)
 
     def profiled(self, rows: int, segments: int = 1, read: int = 0, scored: int = 0) -> float:
         """Seconds by the profile alone."""
@@ -77,37 +84,37 @@ class CostTable:
 
     def seconds(self, rows: int, segments: int = 1, read: int = 0, scored: int = 0, guessing: bool = False) -> float:
         """Seconds that such a step is expected to take now."""
-        return self.profiled(rows, segments, read, scored) * self.factor(rows, guessing)
+        return self.profiled(rows, segments, read, scored) * self.factor(rows, segments if guessing else 0)
 
     def table(self) -> list[tuple[int, float, float]]:
         """(rows, seconds by the profile, seconds now) of steps of one sequence with next to no context, where they were measured."""
         return [(rows, self.profiled(rows), self.seconds(rows)) for rows, _ in self.costs.steps if rows < len(self._base)]
 
-    def entry_seconds(self, rows: int, positions: float) -> float:
+    def entry_seconds(self, rows: int, segments: int, positions: float) -> float:
         """What a position scored by one row adds to a step of so many rows now, in such a context."""
-        return self.costs.at(positions)[1] * self.factor(rows, guessing=True)
+        return self.costs.at(positions)[1] * self.factor(rows, segments)
 
-    def climb(self, rows: int, more: int, seconds: float, hopeful: bool = False) -> list[float]:
+    def climb(self, rows: int, segments: int, more: int, seconds: float, hopeful: bool = False) -> list[float]:
         """What 1, 2, … `more` guesses on top of `rows` add to a step that takes `seconds`; never less than nothing. `hopeful`: sizes that
         were not seen for long are taken to be as cheap as they may be, or nobody would ever look again."""
         last = min(rows + more, len(self._base) - 1)
         low = self._knots[rows][0]
         scale = self.factor(rows)
         rest = seconds / scale - self._base[rows]
-        jump = math.exp(self._filter.jump)
+        jump = math.exp(self._beside.jump(segments))
         added: list[float] = []
         for knot in range(low, self._knots[last][0] + 1):
             first, behind = max(rows + 1, 1 << knot), min(last, (2 << knot) - 1 if knot + 1 < KNOTS else last) + 1
-            below = self._relative(knot, rows, low, hopeful) * jump
-            rise = self._relative(min(knot + 1, KNOTS - 1), rows, low, hopeful) * jump - below
+            below = self._relative(knot, rows, segments, low, hopeful) * jump
+            rise = self._relative(min(knot + 1, KNOTS - 1), rows, segments, low, hopeful) * jump - below
             bases, shares = self._base[first:behind], self._shares[first:behind]
             added += [(base + rest) * (below + share * rise) * scale - seconds for base, share in zip(bases, shares)]
         return [more if more > 0.0 else 0.0 for more in added]
 
-    def _relative(self, knot: int, rows: int, low: int, hopeful: bool) -> float:
+    def _relative(self, knot: int, rows: int, segments: int, low: int, hopeful: bool) -> float:
         """Correction at a knot over that at `rows`, whose knot is `low`."""
         filter = self._filter
-        hope = filter.doubt(low, knot) if hopeful else 0.0
+        hope = math.sqrt(filter.doubt(low, knot) + self._beside.doubt(segments)) if hopeful else 0.0
         return math.exp(filter.value[knot] - filter.at(*self._knots[rows]) - hope)
 
     def correct(
@@ -118,12 +125,17 @@ class CostTable:
             return
         profiled = self.profiled(rows, segments, read, scored)
         knot, share = self._knots[min(rows, len(self._knots) - 1)]
-        self.surprise = math.exp(self._filter.observe(knot, share, math.log(measured_seconds / profiled), guessing))
+        excess = math.log(measured_seconds / profiled)
+        if mistaken := self._beside.compare(segments, guessing, excess):
+            self._filter.shift(-mistaken)
+        self._segments = segments
+        self.surprise = math.exp(self._filter.observe(knot, share, excess - (self._beside.jump(segments) if guessing else 0.0)))
 
     def doubt(self, rows: int, other: int) -> float:
-        """How uncertain the ratio of two sizes' costs is, as a relative standard deviation."""
+        """How uncertain the ratio of the costs of plain steps and of `other` rows with guesses is, as a relative standard deviation."""
         last = len(self._knots) - 1
-        return self._filter.doubt(self._knots[min(rows, last)][0], self._knots[min(other, last)][0])
+        knots = self._filter.doubt(self._knots[min(rows, last)][0], self._knots[min(other, last)][0])
+        return math.sqrt(knots + self._beside.doubt(rows))
 
 
 def _rising(steps: list[tuple[int, float]]) -> list[tuple[int, float]]:

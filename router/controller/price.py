@@ -27,14 +27,16 @@ LARGEST_STEP = 2048
 """rows up to which costs are looked up; a step with more costs in proportion"""
 LOOK_ROUNDS = 32
 """at least so many between two looks at what a plain step takes now"""
-LOOKS = 2
+LOOKS = 3
 """rounds of a look"""
 HOPE_ROUNDS = 32
 """one round in so many takes sizes of steps that were not seen for long to be as cheap as they may be"""
 FIRST_NODES, GROWTH = 32, 4
 """a step may have so many nodes, and so many times what is usual"""
 SURE = 2.0
-"""standard deviations by which guessing must be ahead for nobody to look whether it is"""
+"""standard deviations by which guessing must be ahead for nobody to look soon whether it is"""
+LOOK_SHARE = 0.005
+"""what looks may cost where guessing is surely ahead: nobody is sure for ever, since weather and text change"""
 READ_ASKS = 16
 """asks over which it is spread what a drafter takes to read a sequence that it is asked about for the first time, or after a pause"""
 _SHOWN = 32
@@ -71,6 +73,8 @@ class Price:
         self._round = 0
         self._plain_round = 0
         """the last one without guesses"""
+        self._seen = 0
+        """the last one of which a step without guesses was seen"""
         self._looks = 0
         """rounds left of a look at plain steps"""
         self._honesty = Honesty()
@@ -111,6 +115,8 @@ class Price:
         urgent = self._learn(max(0.0, verifying - plain) / max(1, round.nodes))
         if round.prefill_tokens:
             return
+        if not round.nodes:
+            self._seen = self._round
         self._expected, self._measured = verifying + round.draft_seconds, round.seconds
         costs.correct(round.seconds - round.draft_seconds, round.rows, roots, read, scored, round.nodes > 0)
         if round.asked:
@@ -192,8 +198,8 @@ class Price:
         plain = self._costs.seconds(rows, roots, read, read)
         # No more than may be of use soon; each entry takes time.
         most = min(self._nodes, roots * self._most, FIRST_NODES + GROWTH * round(nodes))
-        climb = self._costs.climb(rows, most, plain, hopeful)
-        charged = tolls(climb, goodput, self._costs.entry_seconds(rows, read / roots), max(weighed, default=1.0))
+        climb = self._costs.climb(rows, roots, most, plain, hopeful)
+        charged = tolls(climb, goodput, self._costs.entry_seconds(rows, roots, read / roots), max(weighed, default=1.0))
         late = [news - USUAL if (news := length - one.told) > USUAL else 0 for length, one in zip(lengths, known)]
         self._ask(known, goodput, drafting, late)
         for length, one in zip(lengths, known):
@@ -235,11 +241,14 @@ class Price:
         return max(roots / plain, guessing), nodes
 
     def _looks_at_plain(self, roots: int, nodes: float) -> bool:
-        """Whether to go without guesses in this round, because guessing hardly pays and it is long ago that a plain step was seen."""
+        """Whether to go without guesses in this round, because it is long ago that a plain step was seen: the longer, the more guessing
+        seems to pay."""
         if self._looks == 0:
-            if nodes < 1.0 or self._round - self._plain_round < LOOK_ROUNDS:
+            rounds = self._round - self._seen
+            if rounds < LOOK_ROUNDS:
                 return False
-            if math.log(self._gain) > SURE * self._costs.doubt(roots, roots + round(nodes)):
+            sure = math.log(self._gain) > SURE * self._costs.doubt(roots, roots + round(nodes))
+            if sure and rounds * LOOK_SHARE < LOOKS * (self._gain - 1.0):
                 return False
             self._looks = LOOKS
         self._looks -= 1

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from operator import sub
 
-FLOOR = 0.004
+FLOOR = 0.008
 """Tokens that every node costs at least: handling it is never quite free, and a guess this unlikely helps nobody."""
 MOST = 256
 """nodes of a step"""

@@ -32,7 +32,7 @@ def test_what_a_position_adds_lies_between_the_contexts_that_were_measured() -> 
     assert Costs(STEPS).at(100) == (0.0, 0.0)
     many = CostTable(costs, 64)
     assert many.seconds(4, 4, 4 * 256, 4 * 256) - many.seconds(4, 4) == pytest.approx(4 * 256 * 6e-6)
-    assert many.entry_seconds(4, 1024) == pytest.approx(1e-6)
+    assert many.entry_seconds(4, 4, 1024) == pytest.approx(1e-6)
 
 
 @pytest.mark.parametrize("steps", [[], [(2, 0.1)], [(1, 0.0), (2, 0.1)]])
@@ -56,7 +56,7 @@ def test_it_follows_a_machine_that_changed_speed_and_ignores_outliers(factor: fl
 def test_a_climb_starts_where_the_step_stands() -> None:
     costs = table()
     plain = costs.seconds(2, 2, 1000, 1000)
-    climb = costs.climb(2, 40, plain)
+    climb = costs.climb(2, 2, 40, plain)
     assert len(climb) == 40
     for more in (2, 6, 14, 30):
         assert climb[more - 1] == pytest.approx(costs.seconds(2 + more, 2, 1000, 1000) - plain)
@@ -66,9 +66,25 @@ def test_sizes_that_were_not_seen_are_taken_to_be_as_cheap_as_they_may_be() -> N
     costs = table()
     for _ in range(300):
         costs.correct(costs.profiled(1), 1)
-    before = costs.climb(1, 15, costs.seconds(1), hopeful=True)[14]
+    before = costs.climb(1, 1, 15, costs.seconds(1), hopeful=True)[14]
     for _ in range(100):
         costs.correct(costs.profiled(16), 16, guessing=True)
         costs.correct(costs.profiled(1), 1)
-    after = costs.climb(1, 15, costs.seconds(1), hopeful=True)[14]
+    after = costs.climb(1, 1, 15, costs.seconds(1), hopeful=True)[14]
     assert before < after == pytest.approx(0.005, rel=0.1)
+
+
+def test_what_guesses_cost_a_few_sequences_beyond_the_profile_is_not_charged_to_many() -> None:
+    """A sixth of a step of one or two; thirty-two would need five accepted guesses to pay for that before the first one counts."""
+    costs = table()
+    for _ in range(60):
+        costs.correct(costs.profiled(4) * 1.16, 4, 2, guessing=True)
+        costs.correct(costs.profiled(2), 2, 2)
+    assert costs.climb(2, 2, 1, costs.seconds(2, 2))[0] > 0.1 * costs.seconds(2, 2)
+    plain = costs.seconds(32, 32)
+    assert costs.climb(32, 32, 1, plain)[0] < 0.05 * plain
+    for _ in range(60):
+        costs.correct(costs.profiled(40, 32) * 1.16, 40, 32, guessing=True)
+        costs.correct(costs.profiled(32, 32), 32, 32)
+    assert costs.climb(32, 32, 8, plain)[7] == pytest.approx(1.16 * costs.profiled(40, 32) - plain, rel=0.2)
+    assert costs.climb(2, 2, 1, costs.seconds(2, 2))[0] > 0.1 * costs.seconds(2, 2), "and is not forgotten meanwhile"

@@ -1,0 +1,55 @@
+"""What guesses cost beyond their rows is told from what the machine does, crowd by crowd."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from forerun.router.controller.cost import Costs, CostTable
+
+STEPS = [(1, 0.009), (8, 0.011), (16, 0.015), (32, 0.031), (40, 0.038), (64, 0.06)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("dearer", [0.85, 1.0, 1.2])
+def test_weather_that_moves_by_half_within_seconds_is_not_taken_for_the_cost_of_guesses(dearer: float, seed: int) -> None:
+    """Two plain steps in thirty-four, on a machine that becomes faster and slower in between, and stands still now and then."""
+    chance, table, weather = random.Random(seed), CostTable(Costs(STEPS), 2048), 0.0
+    for number in range(800):
+        weather = 0.98 * weather + chance.gauss(0.0, 0.04)
+        guessing = number % 34 > 1
+        rows = 40 if guessing else 32
+        noise = math.exp(weather + chance.gauss(0.0, 0.03)) * (20.0 if chance.random() < 0.03 else 1.0)
+        table.correct(table.profiled(rows, 32) * noise * (dearer if guessing else 1.0), rows, 32, guessing=guessing)
+    assert table.seconds(40, 32, guessing=True) / table.seconds(32, 32) == pytest.approx(dearer * STEPS[4][1] / STEPS[3][1], rel=0.06)
+
+
+def test_plain_steps_are_known_from_steps_with_guesses_when_the_machine_changes() -> None:
+    """What guesses cost is known from before; then the machine is slower by half, and nobody sees a plain step."""
+    table = CostTable(Costs(STEPS), 2048)
+    for number in range(100):
+        guessing = number % 4 > 1
+        table.correct(
+            table.profiled(40 if guessing else 32, 32) * (1.2 if guessing else 1.0), 40 if guessing else 32, 32, guessing=guessing
+        )
+    for _ in range(40):
+        table.correct(table.profiled(40, 32) * 1.2 * 1.5, 40, 32, guessing=True)
+    assert table.seconds(32, 32) == pytest.approx(1.5 * table.profiled(32, 32), rel=0.08)
+
+
+def test_a_look_at_plain_steps_shows_that_guesses_never_paid() -> None:
+    """From the first step on all had guesses, so that what these cost was taken for the machine's: a few looks put it right."""
+    table = CostTable(Costs(STEPS), 2048)
+    for _ in range(200):
+        table.correct(table.profiled(40, 32) * 1.3, 40, 32, guessing=True)
+    assert table.seconds(32, 32) > 1.2 * table.profiled(32, 32)
+    for _ in range(4):
+        for number in range(34):
+            guessing = number > 1
+            table.correct(
+                table.profiled(40 if guessing else 32, 32) * (1.3 if guessing else 1.0), 40 if guessing else 32, 32, guessing=guessing
+            )
+    assert table.seconds(32, 32) == pytest.approx(table.profiled(32, 32), rel=0.06)
+    assert table.seconds(40, 32, guessing=True) == pytest.approx(1.3 * table.profiled(40, 32), rel=0.06)
