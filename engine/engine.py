@@ -65,13 +65,13 @@ class Engine:
 
     def step(self, plan: StepPlan) -> StepResult:
         """Apply one plan. What concerns one row alone ends that row; an exception means that the worker cannot go on."""
-        started = time.perf_counter()
         shares, emits, gone = self._rows.apply(plan)
         if gone:
             self._speculator.forget(gone)
         shares, late = grammar.gate(shares)
         emits += late
         self._long_prompts(shares)
+        started = time.perf_counter()
         self._speculator.draft(shares, self._rows.table, plan)
         drafted = time.perf_counter()
         if shares:

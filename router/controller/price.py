@@ -37,6 +37,8 @@ SURE = 2.0
 """standard deviations by which guessing must be ahead for nobody to look soon whether it is"""
 LOOK_SHARE = 0.005
 """what looks may cost where guessing is surely ahead: nobody is sure for ever, since weather and text change"""
+BEST = 0.95
+"""survival of guesses than which none are expected to be better: where not even these are worth their toll, nobody is asked"""
 READ_ASKS = 16
 """asks over which it is spread what a drafter takes to read a sequence that it is asked about for the first time, or after a pause"""
 _SHOWN = 32
@@ -201,7 +203,7 @@ class Price:
         climb = self._costs.climb(rows, roots, most, plain, hopeful)
         charged = tolls(climb, goodput, self._costs.entry_seconds(rows, roots, read / roots), max(weighed, default=1.0))
         late = [news - USUAL if (news := length - one.told) > USUAL else 0 for length, one in zip(lengths, known)]
-        self._ask(known, goodput, drafting, late)
+        self._ask(known, goodput, drafting, late, charged.pays(BEST))
         for length, one in zip(lengths, known):
             if one.asked:
                 one.told = length
@@ -254,9 +256,9 @@ class Price:
         self._looks -= 1
         return True
 
-    def _ask(self, known: list[Yield], goodput: float, drafting: list[float], late: list[int]) -> None:
+    def _ask(self, known: list[Yield], goodput: float, drafting: list[float], late: list[int], pays: bool) -> None:
         """Decide who is asked about. `drafting[k]`: seconds that k asks take; `late`: tokens of each that the drafter has to catch up
-        with."""
+        with; `pays`: good drafts would be worth their toll."""
         worth = [-1.0 if one.mute else one.worth(goodput) for one in known]
         read = goodput * self._drafting.read_seconds
         if any(late):
@@ -265,7 +267,7 @@ class Price:
         earned = best = 0.0
         chosen = 0
         for count, i in enumerate(order, 1):
-            if worth[i] <= 0.0:
+            if worth[i] <= 0.0 or not pays:
                 break
             earned += worth[i]
             if earned - goodput * drafting[count] > best:

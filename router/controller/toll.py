@@ -34,6 +34,10 @@ class Tolls:
         toll = self.toll
         return min(toll[0], min(map(sub, toll[1:], toll), default=1.0)) if toll else 1.0
 
+    def pays(self, survival: float) -> bool:
+        """Whether there is a number of guesses that would be worth their toll if each survived so often."""
+        return any(survival * count > toll for count, toll in enumerate(self.toll, 1))
+
     def price(self, nodes: float) -> float:
         """Tokens a node costs when a step has about so many, context left aside."""
         if not self.toll:

@@ -37,3 +37,10 @@ def test_a_full_machine_offers_nothing() -> None:
     """Sixty-four roots fill it, so a row costs as much as it can bring at most."""
     charged = tolls([0.001 * (n + 1) for n in range(64)], 1010.0, 0.0)
     assert charged.toll == [] and charged.price(3) == 1.0
+
+
+def test_where_the_best_guesses_do_not_pay_there_is_no_need_to_ask() -> None:
+    """The first guess costs five tokens, each further one nearly what it brings; a free one, or enough that cost half, would do."""
+    assert not tolls([5.0 + 0.9 * n for n in range(40)], 1.0, 0.0).pays(0.95)
+    assert tolls([5.0 + 0.5 * n for n in range(40)], 1.0, 0.0).pays(0.95)
+    assert tolls([0.0], 1.0, 0.0).pays(0.95) and not tolls([], 1.0, 0.0).pays(0.95)
