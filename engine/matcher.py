@@ -20,7 +20,7 @@ Bits = NDArray[np.uint8]
 """one bit for each token id, the lowest first; 1 = allowed"""
 
 MOST_BEGINNINGS = 64
-"""Where more tokens are allowed they are not looked at: no token has so many beginnings."""
+"""Where more tokens are allowed they are not looked at: hardly any token has so many beginnings."""
 FORCED_SECONDS = 0.005
 """of a processor, for looking ahead along forced tokens; a mask takes some 50 µs, one of a hostile grammar half a second"""
 
@@ -50,12 +50,13 @@ class Matcher:
         self._ends = list(ends)
         self._text = text
         self._read: list[int] = []
-        self._ahead: list[int] = []
-        """read beyond these: the path where a draft is followed"""
+        self._ahead: list[int] | None = []
+        """read beyond these: the path where a draft is followed; None = a call failed, so nobody knows"""
         self._live = compiled.deep_copy()
 
     def advance(self, tokens: Sequence[int]) -> Bits:
         """These became true. Returns what may come next. Raises GrammarError."""
+        self._go([])  # it stands elsewhere where following a draft failed halfway
         self._read += tokens
         self._live.consume_tokens(list(tokens))
         bits = self._bits()
@@ -127,19 +128,24 @@ class Matcher:
 
     def _go(self, path: list[int]) -> None:
         """Stand behind this path of guesses."""
+        if self._ahead is None:
+            self._again()
+        ahead, self._ahead = self._ahead or [], None
         same = 0
-        while same < min(len(path), len(self._ahead)) and path[same] == self._ahead[same]:
+        while same < min(len(path), len(ahead)) and path[same] == ahead[same]:
             same += 1
-        if same < len(self._ahead):
-            self._live.rollback(len(self._ahead) - same)
+        if same < len(ahead):
+            self._live.rollback(len(ahead) - same)
         if same < len(path):
             self._live.consume_tokens(path[same:])
         self._ahead = list(path)
 
     def _again(self) -> None:
         """A matcher that has read what became true, and nothing else."""
-        self._live, self._ahead = self._compiled.deep_copy(), []
+        self._ahead = None
+        self._live = self._compiled.deep_copy()
         self._live.consume_tokens(self._read)
+        self._ahead = []
 
     def _bits(self) -> Bits:
         """What may come where the matcher stands; all zero after an error."""

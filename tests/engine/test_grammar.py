@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -331,6 +332,40 @@ def test_a_grammar_that_fails_on_guesses_costs_these_and_no_drafter(kind: type[B
     front.run(guess=4)
     assert row.answer == alone(PROMPT, params()).answer and row.drafted == 0
     assert front.engine._speculator.failures.count == 0
+
+
+class Failing:
+    """A matcher of the library of which one call fails, when it has done its work."""
+
+    def __init__(self, live: LLMatcher, call: int) -> None:
+        self._live, self._calls = live, itertools.count(-call)
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        def call(*given: object) -> object:
+            result = getattr(self._live, name)(*given)
+            if next(self._calls) == 0:
+                raise Panic
+            return result
+
+        return call
+
+
+def test_where_following_fails_halfway_nothing_of_it_is_left() -> None:
+    """Whichever call of the library it is: what becomes true is read as if nothing had been guessed."""
+    draft = Draft(say("abba"), [-1, 0, -1, 2], [0.5] * 4, [False] * 4)
+    expected = matcher("[a-c]{4}")
+    masks = [expected.advance([token]) for token in say("abcc")]
+    for call in itertools.count():
+        reader = matcher("[a-c]{4}")
+        root = reader.advance(say("a"))
+        reader._live = Failing(reader._live, call)  # type: ignore[assignment]
+        try:
+            reader.follow(draft, root, ROOMY)
+        except Panic:
+            assert all((reader.advance([token]) == mask).all() for token, mask in zip(say("bcc"), masks[1:]))
+        else:
+            break
+    assert call > 10, "it is called for each guess"
 
 
 def test_compiled_grammars_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
