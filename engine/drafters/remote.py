@@ -21,6 +21,8 @@ import weakref
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
+import msgspec
+
 from forerun.drafting import Guess, Hello, fingerprint
 from forerun.engine.drafters.calibration import Calibration
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Late, Needs, Terms
@@ -133,6 +135,8 @@ class Remote:
                 del self._known[number], self._idle[number], self._tails[number]
 
     def _begin(self, number: int, params: SamplingParams | None, scope: str) -> None:
+        if params is not None:
+            params = msgspec.structs.replace(params, grammar="")  # large, nobody else's business, and followed by no service
         self.forget([number])
         self._next_key += 1
         self._keys[number], self._known[number], self._idle[number], self._tails[number] = self._next_key, 0, IDLE_STEPS, []

@@ -23,6 +23,7 @@ from forerun.engine.drafters.remote import Remote, check, rerooted
 from forerun.engine.drafters.remote_wire import TIMEOUT_SECONDS, Wire
 from forerun.engine.draftservice import Written
 from forerun.engine.errors import StartError
+from forerun.messages import SamplingParams
 from tests.engine.drafters.companions import setting, write_target
 from tests.engine.drafters.services import TOKENS, Running, answering, honest, running, service
 from tests.engine.test_identity import fresh, truth
@@ -120,6 +121,15 @@ class TestTogether:
             assert not told.keys() & {row.key for row in rows}
             told |= {row.key: row.tokens for row in rows}
         assert told == texts
+
+    def test_a_grammar_stays_here(self) -> None:
+        """A service follows none, and large ones of many rows would be more than it reads at once."""
+        drafter = Remote(Wire("http://127.0.0.1:9", Hello("tester", 0, VOCAB, TOKENS)), 4)
+        params = SamplingParams(seed=1, prompt_tokens=1, max_new_tokens=9, sample=True, grammar="a" * 1000)
+        drafter.absorb(Commit([0], [0], [[1]], [2], params=[params]))
+        assert drafter.propose([0], [4]) == [Draft.none()]
+        (told,) = drafter._wire._question().rows
+        assert told.tokens == [1, 2] and told.params == msgspec.structs.replace(params, grammar="")
 
     def test_answers_that_are_not_there_are_counted(self) -> None:
         with running(honest(service(Written(count_up, 12)))) as url:
