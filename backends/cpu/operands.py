@@ -19,8 +19,8 @@ FORMATS = {"f32": 0, "bf16": 1, "int8": 2, "int8-groups": 3, "int4": 4, "int4-sy
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 """What a cache may hold; a table of embeddings, the first two."""
 
-PANEL, GROUP, PAGE = 32, 32, 16
-"""Of kernels/cpu/kernels.h."""
+PANEL, GROUP, PAGE, LINE = 32, 32, 16, 64
+"""Of kernels/cpu/kernels.h; bytes of a cache line, which kernels load at once."""
 
 GROUP_BYTES = {"int8": 32, "int8-groups": 34, "int4": 20, "int4-symmetric": 18}
 """Of a column of a packed weight: codes, scale and minimum of 32 values of K."""
@@ -92,6 +92,8 @@ def packed(weight: Weight) -> int:
     held, needed = weight.data.nbytes if torch.is_tensor(weight.data) else 0, -(-rows // PANEL) * PANEL * column
     if held != needed or not weight.data.is_contiguous():
         raise ValueError(f"a weight {list(weight.shape)} in {format} takes {needed} bytes, not {held}; pack it with this backend")
+    if weight.data.data_ptr() % LINE:
+        raise ValueError(f"a weight {list(weight.shape)} begins inside a cache line; pack it with this backend")
     return FORMATS[format]
 
 

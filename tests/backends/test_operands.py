@@ -246,6 +246,21 @@ def test_a_weight_is_as_large_as_it_says(cpu: NativeCpu, format: str) -> None:
         cpu.ops.matmul(x, dataclasses.replace(weight, format="int3"))
 
 
+@pytest.mark.parametrize("format", ["f32", "bf16", *quant.FORMATS])
+def test_a_weight_begins_with_a_cache_line(cpu: NativeCpu, format: str) -> None:
+    """Kernels load whole lines of it, which elsewhere ends the process."""
+    weight, x = cpu.pack(random(0, 70, 45), format), random(1, 2, 45)
+    for off in (0, 4, 32):
+        room = torch.zeros(weight.data.nbytes + 128, dtype=torch.uint8)
+        first = -room.data_ptr() % 64 + off
+        moved = dataclasses.replace(weight, data=room[first : first + weight.data.nbytes].copy_(weight.data.flatten().view(torch.uint8)))
+        if off:
+            with pytest.raises(ValueError, match="inside a cache line"):
+                cpu.ops.matmul(x, moved)
+        else:
+            same(cpu.ops.matmul(x, moved), cpu.ops.matmul(x, weight))
+
+
 def test_every_weight_of_a_mixture_is_looked_at(cpu: NativeCpu) -> None:
     """Shapes that are right, but another weight's, are wrong."""
     x = random(0, 3, 8)
