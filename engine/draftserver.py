@@ -180,7 +180,7 @@ def main(argv: Sequence[str]) -> int:
         "--max-total-tokens", type=_count, default=2048, help="of a sequence; longer ones get no guesses (default: %(default)s)"
     )
     parser.add_argument("--speculate", type=_count, default=2 * MOST, help="most guesses of a sequence (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=0, help="compute threads (default: one for each core)")
+    parser.add_argument("--threads", type=int, default=0, help="compute threads (default: as many as a server takes)")
     asked = parser.parse_args(argv)
     try:
         service = open_service(

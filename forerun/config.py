@@ -128,7 +128,11 @@ class Speculation:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Device:
     device: Literal["auto", "cpu", "cuda", "ascend"] = ours("auto", "device of the worker")
-    threads: int = ours(0, "compute threads of the worker; 0 = from affinity and cgroup, leaving room for the front", least=0)
+    threads: int = ours(
+        0,
+        "compute threads of the worker; 0 = all cores of affinity and cgroup but one for the front, or fewer that are as fast; both of two",
+        least=0,
+    )
     cuda_memory_fraction: float = tgi(1.0, "share of the device's memory that may be used (also on the CPU)", most=1.0)
     worker_timeout: float = ours(30.0, "seconds without a heartbeat after which a worker counts as hung and is replaced", least=0.1)
 

@@ -105,7 +105,7 @@ class Earned:
             elif row.left > 0:
                 row.left -= 1
             elif self._purse > 0.0:
-                more = round.goodput * (fee.asking(len(asked) + 1) - fee.asking(len(asked)))
+                more = round.goodput * max(0.0, fee.asking(len(asked) + 1) - fee.asking(len(asked)))
                 self._purse -= more + round.goodput * fee.reading(round.unread[i])
                 asked.add(i)
                 row.needed = round.promised[i] + more
