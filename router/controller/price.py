@@ -245,6 +245,8 @@ class Price:
     def _looks_at_plain(self, roots: int, nodes: float) -> bool:
         """Whether to go without guesses in this round, because it is long ago that a plain step was seen: the longer, the more guessing
         seems to pay."""
+        if self._prompts:  # a step with prompts shows nothing of plain ones, and would be looked at for ever
+            return False
         if self._looks == 0:
             rounds = self._round - self._seen
             if rounds < LOOK_ROUNDS:

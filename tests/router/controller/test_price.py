@@ -190,3 +190,11 @@ def test_a_dear_drafter_does_not_close_the_cheap_one_beside_it(by_choice: bool) 
     for _ in range(200):
         world.step(controller, streams)
     assert (world.asked > 300) is by_choice
+
+
+def test_nobody_looks_for_plain_steps_where_every_step_has_prompts() -> None:
+    """Such a step is not learned from, so that the look would never end, and guesses with it."""
+    controller, world, streams = Price(COSTS, most=4), World(chance=0.5), [sequence() for _ in range(2)]
+    for number in range(600):
+        world.step(controller, streams, prefill=40 if number >= 100 else 0)
+    assert world.plain < 60
