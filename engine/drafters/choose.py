@@ -67,12 +67,6 @@ def _count(values: Sequence[float], toll: Sequence[float], discount: float) -> i
     return count
 
 
-def average(toll: Sequence[float], nodes: int) -> float:
-    """What a node costs where there are so many, or as many as there are tolls."""
-    count = min(nodes, len(toll))
-    return toll[count - 1] / count if count else 0.0
-
-
 def keep(draft: Draft, nodes: Sequence[int]) -> Draft:
     """The part of a draft with these nodes; each comes behind its parent, which is one of them."""
     count = len(nodes)

@@ -24,10 +24,10 @@ from collections.abc import Callable, Sequence
 
 from forerun.engine.drafters.calibration import Calibration
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Drafter, Late, Needs, Place, Terms
-from forerun.engine.drafters.earned import Earned, Round
-from forerun.engine.drafters.fee import USUAL, Fee
+from forerun.engine.drafters.earned import Earned
 from forerun.engine.drafters.guarded import Guarded
 from forerun.engine.drafters.history import fresh
+from forerun.engine.drafters.pace import Pace
 from forerun.engine.drafters.registry import Setting
 from forerun.engine.errors import StartError
 
@@ -39,14 +39,13 @@ _BINS = 10
 @dataclasses.dataclass(eq=False, slots=True)
 class _Source:
     """`place`: among the drafters as they are named. `layers`: where, among the layers that all of them tap, the source's own are.
-    `fee`: how long it takes. `read`: how much of each row it knew when it was asked about it last."""
+    `pace`: how long it takes, by the number of rows that it is asked about."""
 
     place: int
     drafter: Guarded
     layers: list[int]
     earned: Earned
-    fee: Fee
-    read: dict[int, int] = dataclasses.field(default_factory=dict)
+    pace: Pace
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -89,7 +88,7 @@ class Dag:
         )
         taps = [[layers.index(layer) for layer in drafter.needs.layers] for drafter in drafters]
         guarded = [Guarded(drafter, names[place] if names else f"number {place + 1}") for place, drafter in enumerate(drafters)]
-        sources = [_Source(place, drafter, taps[place], Earned(), Fee()) for place, drafter in enumerate(guarded)]
+        sources = [_Source(place, drafter, taps[place], Earned(), Pace()) for place, drafter in enumerate(guarded)]
         self._sources = sorted(sources, key=lambda source: source.drafter.needs.dear)
         self._tree = tree
         self._clock = clock
@@ -97,8 +96,6 @@ class Dag:
         self._known: dict[int, int] = {}
         """tokens that were told, by row"""
         self._asked: dict[int, list[tuple[_Source, Draft]]] = {}
-        self._toll = 0.0
-        """of a node, when they were asked"""
         self._chosen = 0.0
         """seconds that sources took which need not have been asked"""
 
@@ -134,14 +131,13 @@ class Dag:
                 self._leave(row)
             self.calibration.settle(row, new)
             for source, draft in self._asked.pop(row, []):
-                source.earned.saw(row, _earned(draft, new, self._toll))
+                source.earned.saw(row, _depth(draft, new))
         for source in self._sources:
             source.drafter.absorb(self._for(source, commit))
 
     def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
         asked: list[list[tuple[_Source, Draft]]] = [[] for _ in rows]
         dear: list[_Source] = []
-        self._toll = terms.toll
         for source in self._sources:
             if source.drafter.needs.dear:
                 dear.append(source)
@@ -149,13 +145,12 @@ class Dag:
                 self._ask(source, range(len(rows)), rows, budget, terms, asked)
         while dear:
             promised = [self._promise(drafts, most) for drafts, most in zip(asked, budget)]
-            rounds = [Round(rows, promised, [self._unread(source, row) for row in rows], terms.goodput) for source in dear]
-            offers = [source.earned.offer(round, source.fee) for source, round in zip(dear, rounds)]
+            offers = [source.earned.offer(rows, promised, source.pace, terms.goodput) for source in dear]
             best = max(range(len(dear)), key=lambda i: offers[i][0])
-            source = dear.pop(best)
-            wanted = source.earned.choose(rounds[best], offers[best][1], source.fee)
+            wanted = dear[best].earned.round(rows, promised, offers[best][1], dear[best].pace, terms.goodput)
             if wanted:
-                self._ask(source, wanted, rows, budget, terms, asked)
+                self._ask(dear[best], wanted, rows, budget, terms, asked)
+            del dear[best]
         return [self._join(row, most, drafts) for row, most, drafts in zip(rows, budget, asked)]
 
     def _ask(
@@ -172,9 +167,7 @@ class Dag:
         drafts = source.drafter.propose([rows[i] for i in wanted], [min(budget[i], source.drafter.needs.most) for i in wanted], terms)
         if source.drafter.needs.dear:
             seconds = self._clock() - began
-            source.fee.observe(len(wanted), seconds, sum(self._unread(source, rows[i]) for i in wanted))
-            # What has no draft is still being read, as a rule.
-            source.read.update((rows[i], self._known.get(rows[i], 0)) for i, draft in zip(wanted, drafts) if draft.token)
+            source.pace.observe(len(wanted), seconds)
             self._chosen += seconds
         for i, draft in zip(wanted, drafts, strict=True):
             asked[i].append((source, draft))
@@ -191,7 +184,6 @@ class Dag:
         self._asked.pop(row, None)
         for source in self._sources:
             source.earned.forget(row)
-            source.read.pop(row, None)
 
     def _for(self, source: _Source, commit: Commit) -> Commit:
         """The commit with the features that this source taps."""
@@ -203,14 +195,10 @@ class Dag:
         apart = [wide.view(wide.shape[0], taps, wide.shape[1] // taps) for wide in commit.features]
         return dataclasses.replace(commit, features=[part[:, source.layers].flatten(1) for part in apart])
 
-    def _unread(self, source: _Source, row: int) -> int:
-        """Tokens of a row that the source has to catch up with, beyond the usual."""
-        return max(0, self._known.get(row, 0) - source.read.get(row, 0) - USUAL)
-
     def _promise(self, asked: list[tuple[_Source, Draft]], most: int) -> float:
-        """Guesses of these drafts that may be expected to hold, less what verifying takes, of those that are worth it."""
+        """Guesses of these drafts that may be expected to hold."""
         merged = self._merge(asked)
-        return sum(max(0.0, survival - self._toll) for survival in sorted(self._survival(merged, self._cells(merged)))[-most:])
+        return sum(sorted(self._survival(merged, self._cells(merged)))[-most:])
 
     def _join(self, row: int, most: int, asked: list[tuple[_Source, Draft]]) -> Draft:
         merged = self._merge(asked)
@@ -303,16 +291,10 @@ def _path(order: list[int], parent: list[int]) -> list[int]:
     return path[1:]
 
 
-def _earned(draft: Draft, truth: list[int], toll: float) -> float:
-    """How many guesses of the draft hold, as far as the truth is known, less the toll of all; of those alone that are worth it."""
+def _depth(draft: Draft, truth: list[int]) -> int:
+    """How many guesses of the draft hold, as far as the truth is known."""
     reached: list[int] = []
-    survival: list[float] = []
-    earned = 0.0
-    for token, parent, confidence, probe in zip(draft.token, draft.parent, draft.confidence, draft.probe):
-        depth, above = (0, 1.0) if parent < 0 else (reached[parent], survival[parent])
-        survival.append(confidence * above)
-        verified = not probe and survival[-1] >= toll
-        held = verified and 0 <= depth < len(truth) and token == truth[depth]
-        reached.append(depth + 1 if held else -1)
-        earned += held - toll * verified
-    return earned
+    for token, parent, probe in zip(draft.token, draft.parent, draft.probe):
+        depth = 0 if parent < 0 else reached[parent]
+        reached.append(depth + 1 if 0 <= depth < len(truth) and token == truth[depth] and not probe else -1)
+    return max(0, *reached) if reached else 0

@@ -173,13 +173,11 @@ class Commit:
 
 
 class Terms(NamedTuple):
-    """What guesses have to bring in this step, roughly; to build more than that is waste and no error. `price`: survival below which no
-    node is worth verifying, whatever the others are. `goodput`: accepted guesses that a second of drafting has to bring; 0 = time is free.
-    `toll`: what verifying a node takes on average, in accepted guesses."""
+    """What guesses have to bring in this step, roughly; to build more than that is waste and no error. `price`: survival below which a node
+    is not worth verifying. `goodput`: accepted guesses that a second of drafting has to bring; 0 = time is free."""
 
     price: float = 0.0
     goodput: float = 0.0
-    toll: float = 0.0
 
 
 FREE = Terms()

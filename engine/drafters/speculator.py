@@ -10,16 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forerun.engine import grammar, rejection
-from forerun.engine.drafters.choose import average, choose, keep
+from forerun.engine.drafters.choose import choose, keep
 from forerun.engine.drafters.draft import Commit, Draft, Drafter, Late, Needs, Room, Silent, Terms, prune
 from forerun.engine.drafters.failures import Failures
 from forerun.engine.drafters.trust import Trust
 from forerun.engine.kv import Table
 from forerun.engine.rows import Row, Share
 from forerun.messages import SamplingParams, StepPlan
-
-LIKELY = 2
-"""guesses of a row that a step verifies as a rule, where drafters ask what one costs"""
 
 
 class Speculator:
@@ -76,7 +73,7 @@ class Speculator:
         try:
             if self.needs.lazy:
                 self._catch_up(rows)
-            terms = Terms(plan.price, plan.goodput, average(plan.toll, LIKELY * len(rows)))
+            terms = Terms(plan.price, plan.goodput)
             drafts = self._drafter.propose([row.number for row in rows], [room.nodes for room in rooms], terms)
             fitting = [self._fit(draft, room) for draft, room in zip(drafts, rooms, strict=True)]
             if guided:

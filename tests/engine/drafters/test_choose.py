@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.engine.drafters.choose import average, by_source, census, choose, keep, survivals
+from forerun.engine.drafters.choose import by_source, census, choose, keep, survivals
 from forerun.engine.drafters.draft import Draft, Room, prune
 
 
@@ -102,9 +102,3 @@ def test_a_few_likely_tokens_are_not_left_to_plain_steps() -> None:
 def test_a_stream_that_is_alone_is_served_as_one_in_company(draft: Draft, toll: list[float], discount: float) -> None:
     values = survivals(draft.parent, draft.confidence)
     assert choose([values], toll, discount) == choose([values, []], toll, discount)[:1]
-
-
-def test_what_a_node_costs_on_average() -> None:
-    assert average([], 4) == 0.0
-    assert average([0.1, 0.2, 0.9], 2) == pytest.approx(0.1)
-    assert average([0.1, 0.2, 0.9], 3) == average([0.1, 0.2, 0.9], 30) == pytest.approx(0.3)

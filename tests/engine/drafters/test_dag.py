@@ -141,18 +141,16 @@ class Expert(Fixed):
         return [Draft.chain([1] * self.right if row in self.good else [7, 7]) for row in rows]
 
 
-def serve(
-    dag: Dag, clock: Clock, rows: list[int], rounds: int, step_seconds: float, goodput: float, toll: float = 0.0, prompt: int = 2
-) -> float:
+def serve(dag: Dag, clock: Clock, rows: list[int], rounds: int, step_seconds: float, goodput: float) -> float:
     """Tokens a second over so many rounds; every row's text is all ones."""
     began, tokens = clock.now, 0
     start = dict.fromkeys(rows, 0)
-    told = {row: [1] * prompt for row in rows}
+    told = {row: [1, 1] for row in rows}
     for _ in range(rounds):
         numbers = list(rows)
         dag.absorb(Commit(numbers, [start[r] for r in numbers], [told[r][:-1] for r in numbers], [told[r][-1] for r in numbers]))
         start = {row: start[row] + len(told[row]) - 1 for row in rows}
-        drafts = dag.propose(numbers, [8] * len(rows), Terms(0.0, goodput, toll))
+        drafts = dag.propose(numbers, [8] * len(rows), Terms(0.0, goodput))
         clock.now += step_seconds
         for row, draft in zip(numbers, drafts):
             held = max((sum(1 for _ in path) for path in draft.paths() if set(path) == {1}), default=0)
@@ -239,49 +237,3 @@ def test_a_step_tells_the_front_what_need_not_have_been_spent() -> None:
     told = [engine.step(StepPlan(1, [Admit(0, [1, 2, 3, 4, 5], 0, [0, 1], params)], [Feed(0, 5)])).chosen_us]
     told += [engine.step(StepPlan(step, feed=[Feed(0, 1, guess)], budget=guess)).chosen_us for step, guess in ((2, 4), (3, 0), (4, 4))]
     assert told == [0, 2000, 0, 2000]
-
-
-@pytest.mark.parametrize("toll, asked", [(0.0, True), (0.3, True), (0.9, False)])
-def test_a_source_is_worth_what_is_left_when_its_guesses_are_verified(toll: float, asked: bool) -> None:
-    """It is right once in a draft, and that is worth 0.4 tokens of its time."""
-    clock = Clock()
-    expert = Expert(clock, 0.004, {0}, right=1)
-    dag = Dag([Fixed(), expert], 8, clock=clock)
-    serve(dag, clock, [0], 400, 0.010, goodput=100.0, toll=toll)
-    assert (len(expert.asked) > 300) is asked
-
-
-@pytest.mark.parametrize("rows", [1, 16])
-def test_trying_costs_a_bounded_share(rows: int) -> None:
-    """Of a source that brings nothing, whatever the load; from the second hundred steps on, when that is known."""
-    clock = Clock()
-    expert = Expert(clock, 0.020, set())
-    dag = Dag([Fixed(), expert], 8, clock=clock)
-    goodput = rows / 0.010
-    for first in range(0, 10 * rows, rows):
-        numbers = list(range(first, first + rows))
-        serve(dag, clock, numbers, 100, 0.010, goodput)
-        dag.forget(numbers)
-        if not first:
-            dag.needs.chosen()
-    assert dag.needs.chosen() < 0.006 * 900 * 0.010
-
-
-def test_reading_is_no_part_of_what_asking_takes() -> None:
-    """Rows with a long prompt come and go: the source, which reads each of them once, is asked about all of them."""
-
-    class Reader(Expert):
-        def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
-            new = {row for row in rows if row not in known}
-            known.update(new)
-            self.clock.now += 0.020 * len(new)
-            return super().propose(rows, budget, terms)
-
-    known: set[int] = set()
-    clock = Clock()
-    reader = Reader(clock, 0.001, set(range(20)), right=1)
-    dag = Dag([Fixed(), reader], 8, clock=clock)
-    for row in range(20):
-        serve(dag, clock, [row], 60, 0.010, goodput=150.0, prompt=400)
-        dag.forget([row])
-    assert len(reader.asked) > 1000
