@@ -5,6 +5,9 @@ for 1, 2, 3–4, 5–8, … sequences, and where nothing was seen yet it is in p
 reads a whole prompt when it is first asked about a sequence. That is paid once, so it must not count as what every ask takes. Nor does what
 a join of drafters spends on those of them that it need not have asked: it weighs that itself, and were it the price of every ask, a dear
 source would close the cheap one beside it.
+
+A process that is stopped, or waits for its processor, books that on whatever it was at. So no measurement moves anything far, and one that
+is out of all proportion teaches nothing, unless another one was so not long before: then it is how things are.
 """
 
 from __future__ import annotations
@@ -15,10 +18,19 @@ USUAL = 24
 """tokens a sequence that are news in any step: what a step brings, with guesses; more is something to catch up with"""
 _BUCKETS = 12
 _FIRST = 4
-_STEP = 0.05
+"""observations of which a mean is the plain one; from then on each newest has this share of what is between"""
 _CLIP = 1.0
+"""a surprise counts for no more than a factor of e"""
+_STEP = 0.05
+"""share of the newest step in how often drafters chose to do more"""
 _LEAST = 0.05
 """share of a measured time that is attributed at the least to either"""
+_ABSURD = 8.0
+"""times what was expected that nobody believes at once"""
+_ABSURD_STEPS = 30.0
+"""the same where nothing is known: plain steps, and one more for each token that is read"""
+_RARE = 16
+"""asks among which no more than one is not believed"""
 
 
 class _Rate:
@@ -38,7 +50,7 @@ class _Rate:
         new = math.log(value)
         self.seen += 1
         surprise = max(-_CLIP, min(_CLIP, new - self.log)) if self.seen > 1 else new
-        self.log += surprise * max(_STEP, 1 / min(self.seen, _FIRST))
+        self.log += surprise / min(self.seen, _FIRST)
 
 
 class Drafting:
@@ -46,8 +58,12 @@ class Drafting:
         self._each = [_Rate() for _ in range(_BUCKETS)]
         """seconds for each sequence"""
         self._read = _Rate()
-        self._chosen = [0.0] * _BUCKETS
-        """seconds of a step"""
+        self._choice = [_Rate() for _ in range(_BUCKETS)]
+        """seconds of a step in which drafters spent some by their own choice"""
+        self._often = [0.0] * _BUCKETS
+        """share of such steps"""
+        self._since = _RARE
+        """asks since one was not believed"""
 
     @property
     def read_seconds(self) -> float:
@@ -56,15 +72,39 @@ class Drafting:
 
     def chosen(self, asked: int) -> float:
         """Seconds that drafters add by their own choice to a step in which so many are asked about."""
-        return self._chosen[_bucket(asked)] if asked else 0.0
+        at = _bucket(asked)
+        return self._often[at] * self._choice[at].value if asked else 0.0
 
-    def observe(self, asked: int, seconds: float, unread: int = 0, chosen: float = 0.0) -> None:
+    def observe(self, asked: int, seconds: float, unread: int = 0, chosen: float = 0.0, plain: float = math.inf) -> float:
         """A step's drafting: what it took, and what was added to that by choice. `unread`: tokens it had to catch up with, beyond the
-        usual."""
-        if asked >= 1:
-            self._chosen[_bucket(asked)] += _STEP * (chosen - self._chosen[_bucket(asked)])
-        if asked < 1 or seconds <= 0.0:
-            return
+        usual; `plain`: seconds of a plain step. Returns what of all that is to be believed, in seconds; where it is absurd, what it
+        usually is."""
+        if asked < 1:
+            return 0.0
+        at = _bucket(asked)
+        usual = self._usual(asked, unread, chosen > 0.0)
+        limit = _ABSURD * usual if usual else (_ABSURD_STEPS + unread) * plain
+        self._since += 1
+        if seconds + chosen > limit and self._since > _RARE:
+            self._since = 0
+            return usual
+        self._often[at] += _STEP * ((chosen > 0.0) - self._often[at])
+        if chosen > 0.0:
+            self._choice[at].observe(min(chosen, limit))
+        if seconds > 0.0:
+            self._learn(asked, min(seconds, limit), unread)
+        return min(seconds + chosen, limit)
+
+    def _usual(self, asked: int, unread: int, chose: bool) -> float:
+        """Seconds of such a step; nothing as long as some part of them is not known."""
+        parts = [self.seconds(asked)[asked]]
+        if unread:
+            parts.append(self._read.value * unread)
+        if chose:
+            parts.append(self._choice[_bucket(asked)].value)
+        return sum(parts) if all(parts) else 0.0
+
+    def _learn(self, asked: int, seconds: float, unread: int) -> None:
         reading, asking = self._read.value * unread, self.seconds(asked)[asked]
         if unread and not reading:  # the first one: nobody knows what took how long
             reading = seconds / 2 if not asking else max(seconds - asking, _LEAST * seconds)

@@ -107,7 +107,9 @@ class Price:
 
     def stepped(self, round: Round) -> None:
         costs, roots, read = self._costs, round.roots, round.read
-        self._drafting.observe(round.asked, round.draft_seconds - round.chosen_seconds, self._caught_up(), round.chosen_seconds)
+        usual = costs.seconds(roots, roots, read, read) if roots else math.inf
+        unread, chosen = self._caught_up(), round.chosen_seconds
+        drafting = self._drafting.observe(round.asked, round.draft_seconds - chosen, unread, chosen, usual)
         self._prompts = round.prefill_tokens
         if not roots:
             return
@@ -119,11 +121,12 @@ class Price:
             return
         if not round.nodes:
             self._seen = self._round
-        self._expected, self._measured = verifying + round.draft_seconds, round.seconds
-        costs.correct(round.seconds - round.draft_seconds, round.rows, roots, read, scored, round.nodes > 0)
+        forward = round.seconds - round.draft_seconds
+        self._expected, self._measured = verifying + drafting, round.seconds
+        costs.correct(forward, round.rows, roots, read, scored, round.nodes > 0)
         if round.asked:
             breaker = self._breaker(roots)
-            seconds = min(round.seconds, (1 + _OUTLIER * costs.usual_surprise) * self._expected)
+            seconds = min(forward + drafting, (1 + _OUTLIER * costs.usual_surprise) * self._expected)
             if breaker.observe(round.tokens + urgent, seconds, roots, plain) and self._changed:
                 self._changed(_least(roots), breaker.state)
 

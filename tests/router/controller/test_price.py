@@ -198,3 +198,15 @@ def test_nobody_looks_for_plain_steps_where_every_step_has_prompts() -> None:
     for number in range(600):
         world.step(controller, streams, prefill=40 if number >= 100 else 0)
     assert world.plain < 60
+
+
+def test_a_process_that_is_stopped_inside_a_draft_now_and_then_goes_on_guessing() -> None:
+    """It books seconds on a draft; so do benches that stop one server while another one runs."""
+    changes: list[str] = []
+    controller = Price(COSTS, most=4, changed=lambda least, state: changes.append(state))
+    world, streams = World(chance=0.7, draft_seconds=1e-3, frugal=True), [sequence()]
+    for number in range(1000):
+        world.draft_seconds = 5.0 if number % 60 == 30 else 1e-3
+        world.step(controller, streams)
+    assert not changes and world.plain < 60
+    assert controller.snapshot().drafting[1] == pytest.approx(1e-3, rel=0.1)
