@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 MOST_BYTES = 1 << 24
 """of a question"""
+COUNTERS = frozenset({"asked", "at_once", "turned_away"})
+"""facts that only grow"""
 
 
 class Server:
@@ -52,7 +54,8 @@ class Server:
         self._asks = msgspec.msgpack.Decoder(Ask)
         self.app = web.Application(client_max_size=MOST_BYTES)
         self.app.cleanup_ctx.append(self._housekeeping)
-        self.app.add_routes([web.post(HELLO, self._hello), web.post(ASK, self._ask), web.get("/health", self._health)])
+        self.app.add_routes([web.post(HELLO, self._hello), web.post(ASK, self._ask)])
+        self.app.add_routes([web.get("/health", self._health), web.get("/metrics", self._metrics)])
 
     async def _hello(self, request: web.Request) -> web.Response:
         data = await request.read()
@@ -71,6 +74,15 @@ class Server:
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response(self._service.facts)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        """The same for Prometheus."""
+        lines: list[str] = []
+        for name, value in self._service.facts.items():
+            if name != "drafter":
+                kind, full = ("counter", f"forerun_draft_{name}_total") if name in COUNTERS else ("gauge", f"forerun_draft_{name}")
+                lines += f"# TYPE {full} {kind}", f"{full} {value}"
+        return web.Response(text="\n".join([*lines, ""]))
 
     async def _housekeeping(self, app: web.Application) -> AsyncIterator[None]:
         """What nobody asks about any more is forgotten, also when nobody asks at all."""
@@ -111,12 +123,13 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 9001,
     most: int = 16,
+    rows: int = 64,
 ) -> None:
     """Serve an application's own drafts until interrupted. `guess(text, most)`: up to `most` token ids that may follow the ids in `text`.
-    `tokenizer`: a folder with the tokenizer.json that both have."""
+    `tokenizer`: a folder with the tokenizer.json that both have. `rows`: sequences at a time; more go without guesses."""
     known = texts(Path(tokenizer))
     name = getattr(guess, "__name__", "a function")
-    service = DraftService(Written(guess, most), name, len(known), fingerprint(known), rows=64, longest=1 << 17)
+    service = DraftService(Written(guess, most), name, len(known), fingerprint(known), rows, longest=1 << 17)
     web.run_app(Server(service).app, host=host, port=port, print=None)
 
 
@@ -175,7 +188,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--speculator", default="model", choices=["model", "suffix", "ngram"], help="who guesses (default: %(default)s)")
     parser.add_argument("--hostname", default="127.0.0.1", help="(default: %(default)s; whoever reaches it may read no text but send any)")
     parser.add_argument("--port", type=int, default=9001, help="(default: %(default)s)")
-    parser.add_argument("--rows", type=_count, default=32, help="sequences that it remembers (default: %(default)s)")
+    parser.add_argument("--rows", type=_count, default=32, help="sequences it drafts for; more get none (default: %(default)s)")
     parser.add_argument(
         "--max-total-tokens", type=_count, default=2048, help="of a sequence; longer ones get no guesses (default: %(default)s)"
     )

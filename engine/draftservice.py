@@ -2,8 +2,9 @@
 
 Owns which sequence has which row of the drafter, and what was told of it. A sequence that is over leaves its row with all that the drafter
 has computed for it; the next one takes the row whose text begins most like its own, so that prefixes are computed once. When rows run out,
-the sequence that was heard of longest ago gives way; its worker is told that it is lost and says everything again. So is a worker that
-asks again after a long time: what nobody asks about is forgotten (`expire`), since nobody says that a worker is dead.
+the sequence that was heard of longest ago gives way, but none that is in use (`KEPT_SECONDS`): where all are, the newcomer is turned away
+and nothing is kept of it, so that more sequences than rows cost those who have one nothing. A worker whose sequence is not known (any more)
+is told that it is lost and says everything again; what nobody asks about is forgotten (`expire`), since nobody says that a worker is dead.
 
     Ask ─▶ absorb ─▶ drafted ahead already?  ─ yes ─▶ Answer, at once    ─▶ ahead: draft once more, as far as the drafter reaches,
                                              └ no ──▶ propose ─▶ Answer  ─┘  while nobody asks: it holds if all of the answer does
@@ -14,6 +15,7 @@ Knows nothing of HTTP, and of drafters only the three verbs.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -22,10 +24,14 @@ from forerun.engine.drafters.draft import FREE, Commit, Draft, Drafter, Needs, R
 from forerun.engine.drafters.remote import rerooted
 from forerun.messages import SamplingParams
 
+log = logging.getLogger(__name__)
+
 MOST_WORKERS = 256
 """workers that are remembered; one that was not heard of for longest has to say hello again"""
 IDLE_SECONDS = 120.0
 """texts of sequences that were not heard of for so long are forgotten, and so are those that free rows had last"""
+KEPT_SECONDS = 5.0
+"""a sequence that was heard of within this time keeps its row, however many others want one: it would have to be computed anew"""
 MOST_LONG = 1024
 """sequences without a row that are remembered"""
 WORTH = Terms(price=0.05)
@@ -79,8 +85,8 @@ class DraftService:
         """those heard of longest ago first"""
         self._free: dict[int, tuple[list[int], float]] = {row: ([], 0.0) for row in range(rows)}
         """free rows, with the text that each had last, and since when"""
-        self.asked = self.at_once = 0
-        """sequences that guesses were wanted for, and those of them that needed no forward"""
+        self.asked = self.at_once = self.turned_away = 0
+        """sequences that guesses were wanted for, those of them that needed no forward, and those that found no row"""
 
     def hello(self, hello: Hello) -> Welcome:
         """Raises Refused."""
@@ -114,14 +120,19 @@ class DraftService:
         if self._epochs.get(ask.session) != ask.epoch:
             raise Refused(f"session {ask.session} has no epoch {ask.epoch}", "say hello first")
         self._leave([(ask.session, key) for key in ask.closed])
-        lost = [heard.key for heard in ask.rows if not self._hear(ask.session, heard)]
-        wanted = [heard.key for heard in ask.rows if heard.key not in lost and (ask.session, heard.key) in self._sequences]
+        lost: set[int] = set()
+        full: set[int] = set()
+        for heard in sorted(ask.rows, key=lambda heard: heard.base == 0):  # who has a row is in use, before others look for one
+            self._hear(ask.session, heard, lost, full)
+        wanted = [
+            key for key in dict.fromkeys(heard.key for heard in ask.rows) if key not in lost and (ask.session, key) in self._sequences
+        ]
         sequences = [self._sequences[ask.session, key] for key in wanted]
         self.asked += len(sequences)
         missing = [one for one in sequences if not self._at_hand(one)]
         self.at_once += len(sequences) - len(missing)
         self._propose(missing, [min(one.most, self._drafter.needs.most) for one in missing])
-        return Answer(ask.epoch, [_guess(key, one) for key, one in zip(wanted, sequences)], lost)
+        return Answer(ask.epoch, [_guess(key, one) for key, one in zip(wanted, sequences)], sorted(lost), sorted(full))
 
     def draft_ahead(self, ask: Ask) -> None:
         """Goes on behind what was just answered."""
@@ -134,29 +145,38 @@ class DraftService:
     def facts(self) -> dict[str, int | str]:
         sequences, remembered = len(self._sequences), sum(len(one.tokens) for one in self._sequences.values())
         remembered += sum(len(text) for text, _ in self._free.values())
-        counts = {"workers": len(self._epochs), "sequences": sequences, "tokens": remembered, "asked": self.asked, "at_once": self.at_once}
-        return {"drafter": self._name} | counts
+        counts = {
+            "workers": len(self._epochs),
+            "rows": self._rows,
+            "rows_used": self._running,
+            "sequences": sequences,
+            "tokens": remembered,
+        }
+        return {"drafter": self._name, **counts, "asked": self.asked, "at_once": self.at_once, "turned_away": self.turned_away}
 
     @property
     def _running(self) -> int:
         """Sequences with a row."""
         return self._rows - len(self._free)
 
-    def _hear(self, session: str, heard: Heard) -> bool:
-        """False where the sequence is not known as far as the worker believes. Refused for what is no sequence of ours."""
+    def _hear(self, session: str, heard: Heard, lost: set[int], full: set[int]) -> None:
+        """Where the sequence is not known as far as the worker believes it is lost, and where it finds no row it is full here. Refused for
+        what is no sequence of ours."""
         key = session, heard.key
         if heard.tokens and not (min(heard.tokens) >= 0 and max(heard.tokens) < self._vocab):
             raise Refused("a token is not below the vocabulary", "draft with a model of the target's vocabulary")
         one = self._sequences.pop(key, None)
-        if not heard.base:
-            if one is not None:
-                self._release(one)
-            one = self._open(session, heard)
-        elif one is None:
-            return False
-        elif one.count != heard.base:
+        if one is not None and not 0 < heard.base == one.count:
             self._release(one)
-            return False
+            one = None
+        if one is None and heard.base:
+            lost.add(heard.key)
+            return
+        one = one or self._open(session, heard)
+        if one is None:
+            full.add(heard.key)
+            self._turn_away()
+            return
         self._sequences[key] = one
         if one.count + len(heard.tokens) > self._longest:
             self._release(one)
@@ -164,16 +184,34 @@ class DraftService:
                 del self._sequences[next(key for key, other in self._sequences.items() if other.row == NOWHERE)]
         one.most, one.heard = heard.most, self._clock()
         self._tell(one, heard.tokens)
-        return True
 
-    def _open(self, session: str, heard: Heard) -> _Sequence:
-        if not self._free:
-            oldest = next(key for key, other in self._sequences.items() if other.row != NOWHERE)
-            self._release(self._sequences.pop(oldest))
-        row = max(self._free, key=lambda row: _common(self._free[row][0], heard.tokens))
-        del self._free[row]
+    def _open(self, session: str, heard: Heard) -> _Sequence | None:
+        """None where there is no row for it."""
         params = heard.params or SamplingParams(seed=0, prompt_tokens=len(heard.tokens), max_new_tokens=1 << 30)
-        return _Sequence(row, [], params, f"{session}/{heard.scope}")
+        one = _Sequence(NOWHERE, [], params, f"{session}/{heard.scope}")
+        if len(heard.tokens) > self._longest:
+            return one
+        if not self._free and not self._make_room():
+            return None
+        one.row = max(self._free, key=lambda row: _common(self._free[row][0], heard.tokens))
+        del self._free[one.row]
+        return one
+
+    def _make_room(self) -> bool:
+        """The row that was heard of longest ago is free, unless it is in use."""
+        until = self._clock() - KEPT_SECONDS
+        for key, one in self._sequences.items():
+            if one.heard > until:
+                return False
+            if one.row != NOWHERE:
+                self._release(self._sequences.pop(key))
+                return True
+        return False
+
+    def _turn_away(self) -> None:
+        if not self.turned_away:
+            log.warning("all %d rows are in use: further sequences get no guesses until one is over; more --rows serve more", self._rows)
+        self.turned_away += 1
 
     def _tell(self, one: _Sequence, new: list[int]) -> None:
         if not new:

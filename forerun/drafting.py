@@ -4,9 +4,10 @@
     POST /v1/ask     Ask   ─▶ Answer         what became true of some sequences ─▶ guesses at how they go on; Refusal (409) to a stranger
 
 The worker owns the truth. It says of each sequence what the service should know already (`base` tokens) and what came since; a service
-that knows something else (it was started anew, or made room for others) names the sequence in `lost` and is told all of it next time. Every
-guess names the length it was built on. A worker that lost its trust begins a new *epoch*; whatever is of an older one counts for nothing.
-Nothing that a service says can change a text: guesses are verified like any others.
+that knows something else (it was started anew, or made room for others) names the sequence in `lost` and is told all of it next time; one
+that has no room for it names it in `full`, and is left alone with it for a while. Every guess names the length it was built on. A worker
+that lost its trust begins a new *epoch*; whatever is of an older one counts for nothing. Nothing that a
+service says can change a text: guesses are verified like any others.
 """
 
 from __future__ import annotations
@@ -72,11 +73,12 @@ class Guess(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
-    """`lost`: sequences of which the service does not know the base."""
+    """`lost`: sequences of which the service does not know the base. `full`: those that it has no room for now."""
 
     epoch: int
     drafts: list[Guess]
     lost: list[int] = []
+    full: list[int] = []
 
 
 class Refusal(msgspec.Struct, frozen=True, tag=True):

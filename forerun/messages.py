@@ -149,8 +149,9 @@ class StepResult(Message, frozen=True, array_like=True, tag="result"):
     sources: list[tuple[list[int], list[int]]] = []
     draft_failures: list[str] = []
     """one line for each time that the drafter raised since the last result; no request saw anything of it"""
-    late: tuple[int, int] = (0, 0)
-    """what the drafter had to do without since the last result: positions of texts, and answers of a draft service"""
+    late: tuple[int, int, int] = (0, 0, 0)
+    """what the drafter had to do without since the last result: positions of texts, answers of a draft service, and rows that one had
+    no room for"""
     chosen_us: int = 0
 
 

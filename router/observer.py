@@ -35,6 +35,7 @@ class StepReport:
     """times that the drafter raised"""
     late_positions: int = 0
     late_answers: int = 0
+    unserved: int = 0
     """what the drafter had to do without"""
 
 

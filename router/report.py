@@ -43,6 +43,7 @@ def report_of(tally: Tally, result: StepResult, seconds: float) -> StepReport:
         draft_failures=len(result.draft_failures),
         late_positions=result.late[0],
         late_answers=result.late[1],
+        unserved=result.late[2],
     )
 
 

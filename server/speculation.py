@@ -32,6 +32,9 @@ class SpeculationMetrics:
         self._late_answers = page.counter(
             "forerun_speculation_late_answers_total", "Times that the guesses of a draft service were not there, or built on an older text"
         )
+        self._unserved = page.counter(
+            "forerun_speculation_unserved_total", "Times that a draft service had no room for a sequence that guesses were wanted for"
+        )
         self._drafting = page.counter("forerun_speculation_draft_seconds_total", "Seconds that drafting took")
         self._verifying = page.counter("forerun_speculation_verify_seconds_total", "Seconds of the forwards with guesses, roots included")
         self._budget = page.gauge("forerun_speculation_budget", "Guesses that the last step with guesses might have")
@@ -61,6 +64,7 @@ class SpeculationMetrics:
         self._failures.add(report.draft_failures)
         self._late_positions.add(report.late_positions)
         self._late_answers.add(report.late_answers)
+        self._unserved.add(report.unserved)
         if report.asked:
             self._drafting.add(report.draft_us / 1e6)
         if not report.nodes:

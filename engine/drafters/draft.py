@@ -205,10 +205,12 @@ def _nowhere(place: Place) -> None:
 
 class Late(NamedTuple):
     """What a drafter had to do without, since it was opened: `positions` of texts that it knows nothing of (a prefix was found computed, or
-    too much waited); `answers` of a draft service that were not there when they were asked for."""
+    too much waited); `answers` of a draft service that were not there when they were asked for; rows `unserved`, one for each step with
+    one: a draft service had no room for them."""
 
     positions: int = 0
     answers: int = 0
+    unserved: int = 0
 
 
 def _punctual() -> Late:

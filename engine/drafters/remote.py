@@ -56,7 +56,7 @@ class Remote:
 
     def __init__(self, wire: Wire, most: int = MOST, wait: float = MOST_WAIT_MS / 1000) -> None:
         self.needs = Needs(most=most, lazy=False, late=self._lacks)
-        self._late = 0
+        self._late = self._unserved = 0
         middle = [(i + 0.5) / _BINS for i in range(_BINS)]
         self.calibration = Calibration([0.8 * sure for sure in (*middle, *middle)])
         self._wire = wire
@@ -100,7 +100,7 @@ class Remote:
         return cls(wire, setting.nodes or MOST, seconds)
 
     def _lacks(self) -> Late:
-        return Late(answers=self._late)
+        return Late(answers=self._late, unserved=self._unserved)
 
     def absorb(self, commit: Commit) -> None:
         for i, number in enumerate(commit.rows):
@@ -122,9 +122,13 @@ class Remote:
             if self._idle[number] > IDLE_STEPS:
                 self._wire.say(self._keys[number], [], AHEAD * self.needs.most)
             self._idle[number] = 0
-        keys = {self._keys[number]: self._known[number] for number in able}
-        guesses = self._wire.take(keys, self._patience(len(able), terms))
-        return [self._draft(number, most, guesses.get(self._keys.get(number, -1))) for number, most in zip(rows, budget)]
+        unserved = self._wire.unserved([self._keys[number] for number in able])
+        self._unserved += len(unserved)
+        keys = {number: self._keys[number] for number in able if self._keys[number] not in unserved}
+        guesses = self._wire.take({key: self._known[number] for number, key in keys.items()}, self._patience(len(keys), terms))
+        return [
+            self._draft(number, most, guesses.get(keys[number])) if number in keys else Draft.none() for number, most in zip(rows, budget)
+        ]
 
     def forget(self, rows: list[int]) -> None:
         for number in rows:
@@ -149,7 +153,7 @@ class Remote:
 
     def _draft(self, number: int, most: int, guess: Guess | None) -> Draft:
         since = self._known[number] - guess.base if guess is not None else 0
-        self._late += number in self._keys and (guess is None or since > 0)
+        self._late += guess is None or since > 0
         if guess is None or since > len(self._tails[number]):
             self._gain -= _STEP * self._gain
             return Draft.none()

@@ -17,6 +17,7 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 import msgspec
@@ -31,6 +32,8 @@ TIMEOUT_SECONDS = 1.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 MOST_BYTES = 1 << 22
 """of an answer"""
+REST_SECONDS = 1.0
+"""A service that has no room for a sequence is asked for it again so much later, and then for one of those that wait, not for all."""
 MOST_TOLD = 1 << 20
 """Tokens of a question, unless one sequence alone has more: after a break all is told again, and a service takes questions of 16 MB."""
 MOST_GUESSES = 1024
@@ -51,7 +54,7 @@ class Refused(Exception):
 @dataclasses.dataclass(eq=False, slots=True)
 class Text:
     """A sequence as the worker's thread tells it. `told`: tokens that the service has been sent in this epoch. `most`: guesses wanted, 0 =
-    none for now, so nothing is sent."""
+    none for now, so nothing is sent. `unserved`: the service had no room for it."""
 
     tokens: list[int]
     params: SamplingParams | None
@@ -59,6 +62,7 @@ class Text:
     told: int = 0
     most: int = 0
     asked: bool = False
+    unserved: bool = False
 
 
 class Wire:
@@ -80,6 +84,9 @@ class Wire:
         self._latency = 0.0
         self._sent = 0.0
         """when the question was sent that is not answered yet; 0 = there is none"""
+        self._full_until = 0.0
+        """when one of the sequences that found no room may be asked for again"""
+        self._said_full = False
         self.failures = 0
         self.open = False
         """the service answers"""
@@ -111,9 +118,21 @@ class Wire:
             text = self._texts[key]
             text.tokens += tokens
             text.most = most
-            text.asked = most > 0
-            if most:
+            text.asked = most > 0 and not self._rests(text)
+            if text.asked:
                 self._lock.notify_all()
+
+    def _rests(self, text: Text) -> bool:
+        now = time.monotonic()
+        if not text.unserved or now < self._full_until:
+            return text.unserved
+        self._full_until = now + REST_SECONDS
+        return False
+
+    def unserved(self, keys: Sequence[int]) -> set[int]:
+        """Those that the service had no room for when it was asked last."""
+        with self._lock:
+            return {key for key in keys if self._texts[key].unserved}
 
     def end(self, key: int) -> None:
         with self._lock:
@@ -121,6 +140,7 @@ class Wire:
             self._drafts.pop(key, None)
             if text is not None and text.told:
                 self._closed.append(key)
+                self._full_until = 0.0  # it leaves room
 
     def take(self, keys: dict[int, int], seconds: float) -> dict[int, Guess]:
         """The newest guesses for these sequences (key → tokens known), waiting at most so long for those that are not of the newest
@@ -136,7 +156,7 @@ class Wire:
 
     def _late(self, key: int, known: int) -> bool:
         draft, text = self._drafts.get(key), self._texts.get(key)
-        return text is not None and text.most > 0 and (draft is None or draft.base < known)
+        return text is not None and text.most > 0 and not text.unserved and (draft is None or draft.base < known)
 
     # -- this thread ------------------------------------------------------------------------------------------------------------
 
@@ -180,10 +200,11 @@ class Wire:
             self.open, self._sent = False, 0.0
             self.failures += 1
             self._epoch += 1
+            self._full_until = 0.0
             self._drafts.clear()
             self._closed.clear()
             for text in self._texts.values():
-                text.told, text.asked = 0, text.most > 0
+                text.told, text.asked, text.unserved = 0, text.most > 0, False
             self._lock.notify_all()
 
     def _hang_up(self) -> None:
@@ -207,11 +228,14 @@ class Wire:
         self._sent = 0.0
         if set(answer.lost) & {row.key for row in ask.rows if not row.base}:
             raise ValueError("it lost what it was just told")
+        if not set(answer.full) <= {row.key for row in ask.rows if not row.base}:
+            raise ValueError("it has no room for what it was not asked to take")
         if answer.epoch != ask.epoch:
             raise ValueError(f"it answers epoch {answer.epoch}, this is {ask.epoch}")
         for draft in answer.drafts:
             _checked(draft, self._hello.vocab)
         with self._lock:
+            self._settle_room(ask, set(answer.full))
             for key in answer.lost:
                 if key in self._texts:
                     self._texts[key].told, self._texts[key].asked = 0, True
@@ -221,6 +245,20 @@ class Wire:
                     self._drafts[draft.key] = draft
             self._lock.notify_all()
         return True
+
+    def _settle_room(self, ask: Ask, full: set[int]) -> None:
+        """Who found room, and who found none: as long as all did, the others may ask at once."""
+        for key in (row.key for row in ask.rows if not row.base and row.key in self._texts):
+            text = self._texts[key]
+            if key in full:
+                text.told, text.asked, text.unserved = 0, False, True
+            elif text.unserved:
+                text.unserved, text.asked, self._full_until = False, text.most > 0 and text.told < len(text.tokens), 0.0
+        if full:
+            self._full_until = time.monotonic() + REST_SECONDS
+            if not self._said_full:
+                log.warning("%s has no room for all sequences: some go without its guesses; start it with more --rows", self._place.netloc)
+            self._said_full = True
 
     def _question(self) -> Ask:
         """What is asked for, as far as it goes into one question; the rest goes into the next. The longest first, or none would have room

@@ -143,10 +143,10 @@ class Speculator:
         """Seconds that the drafter spent by its own choice since this was asked last."""
         return self.needs.chosen()
 
-    def late(self) -> tuple[int, int]:
-        """(positions, answers) that the drafter had to do without since this was asked last."""
+    def late(self) -> Late:
+        """What the drafter had to do without since this was asked last."""
         before, self._late = self._late, self.needs.late()
-        return max(0, self._late.positions - before.positions), max(0, self._late.answers - before.answers)
+        return Late(*(max(0, now - then) for now, then in zip(self._late, before)))
 
     def forget(self, rows: Sequence[Row]) -> None:
         """These rows are gone."""

@@ -15,11 +15,13 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
 from forerun.cli import main
 from forerun.drafting import ASK, HELLO, Answer, Ask, Heard, Hello, Refusal
+from forerun.engine.drafters.draft import Commit
 from forerun.engine.draftserver import open_service
-from forerun.engine.draftservice import IDLE_SECONDS, DraftService, Refused, Written
+from forerun.engine.draftservice import IDLE_SECONDS, KEPT_SECONDS, DraftService, Refused, Written
 from forerun.engine.testmodel import write_model
 from forerun.messages import SamplingParams
 from tests.engine.drafters.companions import word, write_draft, write_target
@@ -39,6 +41,19 @@ def counting(calls: list[list[int]]) -> Written:
         return [(text[-1] + 1 + i) % VOCAB for i in range(most)]
 
     return Written(guess, 8)
+
+
+class Noting:
+    """`absorbed`: all tokens that were told."""
+
+    def __init__(self, inner: Written, absorbed: list[int]) -> None:
+        self.needs, self.propose, self.forget = inner.needs, inner.propose, inner.forget
+        self._inner, self._absorbed = inner, absorbed
+
+    def absorb(self, commit: Commit) -> None:
+        for start, tokens, newest in zip(commit.start, commit.tokens, commit.next):
+            self._absorbed += [*tokens, newest][start > 0 :]  # a token that was the newest before is told again as known
+        self._inner.absorb(commit)
 
 
 def ask(of: DraftService, *rows: Heard, session: str = "a", epoch: int = 0, closed: list[int] | None = None) -> Answer:
@@ -74,14 +89,59 @@ class TestSessions:
         assert not answer.lost and answer.drafts[0].base == 3 and answer.drafts[0].token[:2] == [6, 7]
 
     def test_who_was_heard_of_longest_ago_makes_room(self) -> None:
-        of = service(counting([]), rows=2)
+        now = [0.0]
+        of = service(counting([]), rows=2, clock=lambda: now[0])
         hello(of)
         for key in (1, 2):
             ask(of, Heard(key, 0, [10 * key], 4))
+        now[0] += KEPT_SECONDS
         ask(of, Heard(1, 1, [11], 4))
-        ask(of, Heard(3, 0, [30], 4))
+        assert not ask(of, Heard(3, 0, [30], 4)).full
         answer = ask(of, Heard(1, 2, [12], 4), Heard(2, 1, [21], 4))
         assert answer.lost == [2] and [draft.key for draft in answer.drafts] == [1]
+
+    def test_who_has_a_row_keeps_it_while_it_is_in_use(self) -> None:
+        """More sequences than rows, of two workers whose steps take longer than a row is kept: those that came first have guesses all the
+        time and are computed once, the others cost nothing; a row that is free goes to who asks next."""
+        now, absorbed = [0.0], list[int]()
+        drafter = counting([])
+        of = service(Noting(drafter, absorbed), rows=3, clock=lambda: now[0])
+        hello(of), hello(of, "b")
+        first = ask(of, *(Heard(key, 0, [key, 7], 4) for key in range(5)))
+        assert [draft.key for draft in first.drafts] == [0, 1, 2] and first.full == [3, 4] and not first.lost
+        for known in range(2, 30):
+            now[0] += 1.0
+            of.expire()
+            told = [Heard(key, 0, [key, *[7] * known], 4) for key in (4, 3)] + [Heard(key, known, [7], 4) for key in range(3)]
+            answer = ask(of, *told)
+            assert {draft.key for draft in answer.drafts} == {0, 1, 2} and answer.full == [3, 4] and not answer.lost
+            assert ask(of, Heard(1, 0, [9], 4), session="b").full == [1]
+        assert len(absorbed) == 3 * 30, "no token twice"
+        assert of.facts == of.facts | {"rows": 3, "rows_used": 3, "sequences": 3, "turned_away": 2 + 3 * 28}
+        now[0] += 2 * KEPT_SECONDS
+        assert ask(of, Heard(3, 0, [3], 4), *(Heard(key, 30, [7], 4) for key in range(3))).full == [3], "they are in use: this step says so"
+        assert ask(of, Heard(4, 0, [4], 4), closed=[1]).full == []
+
+    def test_a_text_that_is_too_long_takes_no_row(self) -> None:
+        of = service(counting([]), rows=1, longest=4)
+        hello(of)
+        ask(of, Heard(1, 0, [1], 4))
+        answer = ask(of, Heard(2, 0, [1] * 5, 4), Heard(1, 1, [2], 4))
+        assert not answer.full and not answer.lost and {draft.key: draft.token[:1] for draft in answer.drafts} == {1: [3], 2: []}
+
+    def test_that_it_is_full_is_said_once_in_the_log(self, caplog: pytest.LogCaptureFixture) -> None:
+        of = service(counting([]), rows=1)
+        hello(of)
+        for key in range(9):
+            ask(of, Heard(key, 0, [1], 4))
+        assert [record.levelname for record in caplog.records] == ["WARNING"] and "more --rows" in caplog.text
+
+    def test_one_sequence_twice_in_a_question_is_asked_about_once(self) -> None:
+        of = service(counting(calls := []), rows=2)
+        hello(of)
+        answer = ask(of, Heard(1, 0, [5], 4), Heard(1, 1, [6], 4), Heard(1, 1, [6], 4))
+        assert not answer.drafts and answer.lost == [1] and not calls
+        assert len(ask(of, Heard(1, 0, [5], 4), Heard(1, 0, [5, 6], 4)).drafts) == len(calls) == 1
 
     def test_a_worker_that_is_not_heard_of_is_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("forerun.engine.draftservice.MOST_WORKERS", 2)
@@ -100,8 +160,8 @@ class TestSessions:
         for base, new in ((3, [4, 5]), (5, [6])):  # and is not told anew each time
             answer = ask(of, Heard(1, base, new, 4))
             assert not answer.lost and [draft.token for draft in answer.drafts] == [[]]
-        ask(of, *(Heard(key, 0, [key], 4) for key in range(2, 40)))
-        assert ask(of, Heard(39, 1, [5], 4)).drafts[0].token[0] == 6, "nor takes a row from the others"
+        assert not ask(of, *(Heard(key, 0, [key], 4) for key in range(2, 18))).full
+        assert ask(of, Heard(17, 1, [5], 4)).drafts[0].token[0] == 6, "nor takes a row from the others"
 
     @pytest.mark.parametrize("token", [-1, VOCAB])
     def test_what_is_no_token_is_refused(self, token: int) -> None:
@@ -167,11 +227,15 @@ class TestMemory:
             answer = ask(of, Heard(key, len(text), new, 2), session=session)
             if answer.lost:
                 answer = ask(of, Heard(key, 0, [*text, *new], 2), session=session)
+            assert int(of.facts["tokens"]) <= rows * longest
+            if answer.full:
+                assert answer == Answer(0, [], full=[key]) and all(one.heard > now[0] - KEPT_SECONDS for one in of._sequences.values())
+                known.pop((session, key), None)
+                continue
             text = known[session, key] = [*text, *new]
             (draft,) = answer.drafts
             assert not answer.lost and draft.base == len(text)
             assert draft.token[:1] == ([] if len(text) > longest else [(text[-1] + 1) % VOCAB])
-            assert int(of.facts["tokens"]) <= rows * longest
             rows_used = [one.row for one in of._sequences.values() if one.row >= 0]
             assert sorted([*rows_used, *of._free]) == list(range(rows))
             if closes:
@@ -219,8 +283,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_a_model_drafts_what_it_would_write(folder: Path) -> None:
+def test_a_model_drafts_what_it_would_write(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when a text comes in portions, and when another took its row in between."""
+    monkeypatch.setattr("forerun.engine.draftservice.KEPT_SECONDS", 0.0)
     of = open_service(str(folder), "model", 1, 200, 6, 1)
     of.hello(Hello("a", 0, 512, of._tokens))
     text = [17, 300, 45, 6, 201]
@@ -267,6 +332,20 @@ class TestHttp:
             status, data = post(url + HELLO, msgspec.msgpack.encode(Hello("x", 0, VOCAB, "other")))
             assert status == 409 and "tokenizer" in msgspec.msgpack.decode(data, type=Refusal).cure
             assert json.load(urllib.request.urlopen(url + "/health"))["workers"] == 0
+
+    def test_that_it_is_full_is_seen_in_health_and_metrics(self) -> None:
+        with running(honest(of := service(counting([]), rows=2))) as url:
+            hello(of)
+            for known in range(3):
+                ask(of, *(Heard(key, 0, [key] * (known + 1), 4) for key in range(5)))
+            facts = json.load(urllib.request.urlopen(url + "/health"))
+            assert facts == {"drafter": "a test"} | facts | {"workers": 1, "rows": 2, "rows_used": 2, "sequences": 2, "turned_away": 9}
+            page = urllib.request.urlopen(url + "/metrics").read().decode()
+        read = {family.name: family for family in text_string_to_metric_families(page)}
+        assert {name.removeprefix("forerun_draft_"): family.samples[0].value for name, family in read.items()} == {
+            name: value for name, value in facts.items() if name != "drafter"
+        }
+        assert [family.type for family in read.values()].count("counter") == 3
 
     def test_a_drafter_that_raises_fails_the_question_only(self) -> None:
         def broken(text: list[int], most: int) -> list[int]:

@@ -47,9 +47,10 @@ async def test_guesses_are_counted_by_source_and_position() -> None:
 async def test_what_drafters_had_to_do_without_is_counted() -> None:
     async with serve() as front:
         await joined(front)
-        front.services.metrics.batch.stepped(dataclasses.replace(REPORT, late_positions=48, late_answers=2))
+        front.services.metrics.batch.stepped(dataclasses.replace(REPORT, late_positions=48, late_answers=2, unserved=3))
         page = await scrape(front)
         assert page["forerun_speculation_late_positions_total"] == 48 and page["forerun_speculation_late_answers_total"] == 2
+        assert page["forerun_speculation_unserved_total"] == 3
 
 
 async def test_vllm_s_names_as_its_exporter_writes_them() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
@@ -22,9 +23,14 @@ TOKENS = fingerprint(word(id).encode() for id in range(VOCAB))
 
 
 def service(
-    drafter: Drafter | None = None, rows: int = 16, longest: int = LONGEST, vocab: int = VOCAB, tokens: str = TOKENS
+    drafter: Drafter | None = None,
+    rows: int = 16,
+    longest: int = LONGEST,
+    vocab: int = VOCAB,
+    tokens: str = TOKENS,
+    clock: Callable[[], float] = time.monotonic,
 ) -> DraftService:
-    return DraftService(drafter or open_drafter("suffix", Setting(nodes=8)), "a test", vocab, tokens, rows, longest)
+    return DraftService(drafter or open_drafter("suffix", Setting(nodes=8)), "a test", vocab, tokens, rows, longest, clock)
 
 
 class Running:

@@ -20,7 +20,7 @@ from forerun.drafting import HELLO, Answer, Ask, Guess, Heard, Hello, Refusal, W
 from forerun.engine.drafters.draft import Commit, Draft, Terms
 from forerun.engine.drafters.registry import open_drafter
 from forerun.engine.drafters.remote import Remote, check, rerooted
-from forerun.engine.drafters.remote_wire import TIMEOUT_SECONDS, Wire
+from forerun.engine.drafters.remote_wire import REST_SECONDS, TIMEOUT_SECONDS, Wire
 from forerun.engine.draftservice import Written
 from forerun.engine.errors import StartError
 from forerun.messages import SamplingParams
@@ -144,6 +144,77 @@ class TestTogether:
         assert drafter.needs.late().answers == 1
         drafter.propose([7], [4])
         assert drafter.needs.late().answers == 1, "nobody was asked about that row"
+
+    def test_rows_that_a_service_has_no_room_for_cost_nothing(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """They are not told of, waited for or called late, and what was learned of answers does not suffer; when a row is free, one asks,
+        then the next."""
+        monkeypatch.setattr("forerun.engine.drafters.remote_wire.REST_SECONDS", LONG)
+        shared = service(Written(count_up, 12), rows=2)
+        with running(honest(shared)) as url:
+            drafter = remote(url)
+            eventually(lambda: drafter._wire.open)
+            texts = {row: [10 * row, 10 * row + 1] for row in range(4)}
+            for row, text in texts.items():
+                tell(drafter, row, [], text)
+            served = {row for row, draft in zip(texts, drafter.propose(list(texts), [4] * 4)) if draft.count}
+            assert len(served) == 2 == len(drafter._wire.unserved(list(drafter._keys.values())))
+            gain, before = drafter._gain, drafter.needs.late()
+            for token in range(50, 70):
+                for row, text in texts.items():
+                    tell(drafter, row, text, [token])
+                    text.append(token)
+                drafts = drafter.propose(list(texts), [4] * 4)
+                assert {row for row, draft in zip(texts, drafts) if draft.count} == served
+            assert drafter.needs.late() == before._replace(unserved=2 * 20) and drafter._gain > gain
+            assert shared.facts["turned_away"] == 2 and caplog.text.count("no room for all") == 1
+            drafter.forget(list(served))
+            drafter._wire._full_until = 0.0  # the rest is over
+            for row in texts.keys() - served:
+                tell(drafter, row, texts[row], [80])
+                eventually(lambda row=row: not drafter._wire.unserved([drafter._keys[row]]))  # type: ignore[misc]
+                assert drafter.propose([row], [2])[0].token == [81, 82]
+            assert shared.facts["turned_away"] == 2
+
+    def test_of_those_that_wait_one_asks_at_a_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        wire = Wire("http://127.0.0.1:9", Hello("tester", 0, VOCAB, TOKENS))
+        now = [0.0]
+        monkeypatch.setattr("forerun.engine.drafters.remote_wire.time.monotonic", lambda: now[0])
+
+        def step() -> list[int]:
+            for key in range(5):
+                wire.say(key, [key], 4)
+            asked = wire._question()
+            with wire._lock:
+                wire._settle_room(asked, {row.key for row in asked.rows if not row.base})
+            return [row.key for row in asked.rows]
+
+        for key in range(5):
+            wire.begin(key, None, "")
+        assert step() == [0, 1, 2, 3, 4]
+        asked: list[int] = []
+        for _ in range(100):
+            now[0] += REST_SECONDS / 10
+            asked += step()
+        assert 8 <= len(asked) <= 10
+
+    def test_what_came_while_room_was_asked_for_is_told_at_once(self) -> None:
+        """A step would wait for guesses that nobody was asked for."""
+        wire = Wire("http://127.0.0.1:9", Hello("tester", 0, VOCAB, TOKENS))
+        for key in (1, 2):
+            wire.begin(key, None, "")
+            wire.say(key, [5], 4)
+        wire._settle_room(wire._question(), {2})
+        wire.say(2, [6], 4)
+        assert not wire._question().rows
+        wire.end(1)  # and leaves its room
+        wire.say(2, [7], 4)
+        asked = wire._question()
+        assert (asked.closed, asked.rows) == ([1], [Heard(2, 0, [5, 6, 7], 4)])
+        wire.say(2, [8], 4)
+        wire._settle_room(asked, set())
+        assert wire._question().rows == [Heard(2, 3, [8], 4)]
 
     def test_the_engine_writes_the_same_with_it(self) -> None:
         with running(honest()) as url:

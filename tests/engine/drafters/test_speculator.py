@@ -61,11 +61,11 @@ EXPECTED = [alone(prompt, params_for(prompt, max_new_tokens=6)).answer for promp
 
 def test_what_a_drafter_had_to_do_without_is_told_once() -> None:
     """Each step's share of what it counts, joined or alone, and nothing of one that was silenced."""
-    counts = [Late(3, 1), Late(3, 1), Late(50, 4)]
+    counts = [Late(3, 1, 7), Late(3, 1, 7), Late(50, 4, 9)]
     drafter = Silent()
     drafter.needs = Needs(most=4, late=lambda: counts.pop(0))
     speculator = Speculator(drafter, VOCAB, LONGEST, 4, 4)
-    assert [speculator.late() for _ in range(3)] == [(3, 1), (0, 0), (47, 3)]
+    assert [speculator.late() for _ in range(3)] == [(3, 1, 7), (0, 0, 0), (47, 3, 2)]
     speculator._drafter = Silent()
     assert speculator.late() == (0, 0)
     drafter.needs = Needs(most=4, late=lambda: Late(5, 2))
