@@ -67,7 +67,7 @@ def test_what_a_drafter_had_to_do_without_is_told_once() -> None:
     speculator = Speculator(drafter, VOCAB, LONGEST, 4, 4)
     assert [speculator.late() for _ in range(3)] == [(3, 1, 7), (0, 0, 0), (47, 3, 2)]
     speculator._drafter = Silent()
-    assert speculator.late() == (0, 0)
+    assert speculator.late() == Late()
     drafter.needs = Needs(most=4, late=lambda: Late(5, 2))
     assert Dag([drafter, drafter, Silent()], 4).needs.late() == Late(10, 4)
 
