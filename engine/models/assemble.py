@@ -123,10 +123,10 @@ class Assembly:
         spec = layer.attention
         widths = {"q_proj": spec.heads * spec.head_dim, "k_proj": spec.kv_heads * spec.head_dim, "v_proj": spec.kv_heads * spec.head_dim}
         return Attention(
-            qkv=self.joined(at, "qkv_proj", widths),
-            out=self.joined(at, "o_proj", {"o_proj": self.spec.hidden}),
-            q_norm=self.head_norm(at, "q_norm"),
-            k_norm=self.head_norm(at, "k_norm"),
+            qkv=self.joined(at, "qkv_proj", widths, self.spec.hidden),
+            out=self.joined(at, "o_proj", {"o_proj": self.spec.hidden}, spec.heads * spec.head_dim),
+            q_norm=self.head_norm(f"{at}q_norm.weight", spec.head_dim, spec.heads),
+            k_norm=self.head_norm(f"{at}k_norm.weight", spec.head_dim, spec.kv_heads),
             cos=rotation[0],
             sin=rotation[1],
             spec=spec,
@@ -135,21 +135,26 @@ class Assembly:
 
     def mlp(self, at: str) -> Block:
         width = self.width(at, "gate_proj", "gate_up_proj")
-        gate_up = self.joined(at, "gate_up_proj", {"gate_proj": width, "up_proj": width})
-        return Mlp(gate_up, self.joined(at, "down_proj", {"down_proj": self.spec.hidden}), self.spec.activation)
+        gate_up = self.joined(at, "gate_up_proj", {"gate_proj": width, "up_proj": width}, self.spec.hidden)
+        return Mlp(gate_up, self.joined(at, "down_proj", {"down_proj": self.spec.hidden}, width), self.spec.activation)
 
     def mixture(self, at: str, experts: Experts) -> Block:
+        hidden, count = self.spec.hidden, experts.count
         block = f"{at}{experts.block}." if f"{self.prefix}{at}{experts.block}.gate.weight" in self.names else f"{at}mlp."
-        router = self.pack(self.tensor(f"{block}gate.weight", (experts.count, self.spec.hidden)), None)
+        router = self.pack(self.tensor(f"{block}gate.weight", (count, hidden)), None)
         gate_up, down = [], []
         if f"{self.prefix}{block}experts.gate_up_proj" in self.names:  # stacked: [experts, out, in]
-            stacked = self.tensor(f"{block}experts.gate_up_proj"), self.tensor(f"{block}experts.down_proj")
+            inner = self.checkpoint.shape(self.full(f"{block}experts.down_proj"))[-1]
+            shapes = {"gate_up_proj": (count, 2 * inner, hidden), "down_proj": (count, hidden, inner)}
+            stacked = [self.tensor(f"{block}experts.{name}", shape) for name, shape in shapes.items()]
             gate_up, down = ([self.pack(one, self.formats.layers) for one in each] for each in stacked)
         else:
-            for expert in range(experts.count):
-                gate, up, out = (self.matrix(f"{block}experts.{expert}.{name}.weight") for name in experts.names)
-                gate_up.append(self.pack(joined([gate, up]), self.formats.layers))
-                down.append(self.pack(out, self.formats.layers))
+            gate, up, out = (f"{block}experts.{{}}.{name}.weight" for name in experts.names)
+            inner = self.checkpoint.shape(self.full(gate.format(0)))[0]
+            for expert in range(count):
+                both = [self.matrix(name.format(expert), (inner, hidden)) for name in (gate, up)]
+                gate_up.append(self.pack(joined(both), self.formats.layers))
+                down.append(self.pack(self.matrix(out.format(expert), (hidden, inner)), self.formats.layers))
         if len({weight.format for weight in (*gate_up, *down)}) > 1:
             raise StartError(f"the experts of {block} are quantised in several ways", "use a checkpoint in which they are alike")
         return Mixture(router, gate_up, down, experts.top_k, self.spec.activation, experts.normalize)
@@ -160,17 +165,17 @@ class Assembly:
         own = next((name for name in ("lm_head.weight", "language_model.lm_head.weight") if name in self.names), None)
         if own is not None:
             self.used.add(own)
-        tied = spec.tied or own is None
-        name = f"{self.prefix}embed_tokens.weight" if tied or own is None else own
+        if own is None and not spec.tied:
+            cure = "fetch the model again; if its output head is its embedding, set tie_word_embeddings in config.json"
+            raise StartError(f"the checkpoint lacks lm_head.weight, which config.json says a {spec.family} has", cure)
+        name = f"{self.prefix}embed_tokens.weight" if spec.tied or own is None else own
         return self.pack(self.checked(name, self.formats.read(self.checkpoint, name), shape), self.formats.head)
 
-    def joined(self, at: str, whole: str, parts: dict[str, int]) -> Linear:
+    def joined(self, at: str, whole: str, parts: dict[str, int], columns: int) -> Linear:
         """One matrix from its parts, or as the checkpoint has it joined. `parts`: name → rows."""
         if f"{self.prefix}{at}{whole}.weight" in self.names:
             parts = {whole: sum(parts.values())}
-        matrices = [self.matrix(f"{at}{name}.weight") for name in parts]
-        for name, matrix in zip(parts, matrices):
-            self.checked(f"{at}{name}.weight", matrix, (parts[name], matrix.shape[-1]))
+        matrices = [self.matrix(f"{at}{name}.weight", (rows, columns)) for name, rows in parts.items()]
         biases = {
             name: self.tensor(f"{at}{name}.bias", (rows,)) for name, rows in parts.items() if f"{self.prefix}{at}{name}.bias" in self.names
         }
@@ -191,11 +196,11 @@ class Assembly:
             return None
         return self.norm_weight(f"{at}{name}.weight", (self.spec.hidden,))
 
-    def head_norm(self, at: str, name: str) -> Tensor | None:
-        there = f"{self.prefix}{at}{name}.weight" in self.names
-        return self.norm_weight(f"{at}{name}.weight", None) if there else None
+    def head_norm(self, name: str, width: int, heads: int) -> Tensor | None:
+        normed = self.spec.head_norms
+        return self.norm_weight(name, (width if normed == "each" else width * heads,)) if normed else None
 
-    def norm_weight(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
+    def norm_weight(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return self.keep(self.tensor(name, shape).float() + self.spec.norm_offset)
 
     def full(self, name: str) -> str:
@@ -206,19 +211,20 @@ class Assembly:
         self.used.add(full)
         return full
 
-    def tensor(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         full = self.full(name)
         return self.checked(full, self.checkpoint.read(full), shape)
 
-    def matrix(self, name: str) -> Matrix:
+    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
         """A weight of a product, as numbers or as the codes it is stored in."""
         full = self.full(name)
-        return self.checked(full, self.formats.read(self.checkpoint, full), None)
+        return self.checked(full, self.formats.read(self.checkpoint, full), shape)
 
-    def checked(self, name: str, tensor: AnyMatrix, shape: tuple[int, ...] | None) -> AnyMatrix:
-        if shape is not None and tuple(tensor.shape) != shape:
+    def checked(self, name: str, tensor: AnyMatrix, shape: tuple[int, ...]) -> AnyMatrix:
+        if tuple(tensor.shape) != shape:
             raise StartError(
-                f"{name} is {list(tensor.shape)}, config.json says {list(shape)}", "fetch config.json and weights of the same revision"
+                f"{name} is {list(tensor.shape)}, config.json and the other weights say {list(shape)}",
+                "fetch config.json and weights of the same revision",
             )
         if torch.is_tensor(tensor) and (not tensor.is_floating_point() or tensor.dtype.itemsize < 2):
             raise StartError(f"{name} is stored as {tensor.dtype}", "use the unquantised checkpoint of this model")

@@ -78,7 +78,7 @@ def unwrap(path: Path, config: dict[str, Any], checkpoint: Checkpoint, start: St
     if start.quantize == "awq" and scheme.method != "awq":
         raise StartError(f"--quantize awq, but the checkpoint is quantised with {scheme.method}", "leave --quantize out")
     plain = {key: value for key, value in config.items() if key != "quantization_config"}
-    if "text_config" in plain:
+    if plain.get("text_config"):
         plain["text_config"] = {key: value for key, value in plain["text_config"].items() if key != "quantization_config"}
     return plain, Integers(checkpoint, scheme, remake=formats.layers is not None), dataclasses.replace(formats, stored=True)
 

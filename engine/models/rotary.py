@@ -143,12 +143,25 @@ SCALINGS: dict[str, Callable[[Rope, int], tuple[Tensor, float]]] = {
 }
 
 
+NEEDED = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("long_factor", "short_factor"),
+    "su": ("long_factor", "short_factor"),
+}
+"""what a scaling cannot do without"""
+
+
 def make_rope(parameters: dict[str, Any], theta: float, head_dim: int, max_positions: int, original: int | None) -> Rope:
     """From a configuration's `rope_parameters` (transformers 5) or `rope_scaling` (4), where the type may be called `rope_type` or `type`.
     `theta`: used unless the parameters have their own. `original`: stated outside the parameters, which takes precedence."""
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind not in SCALINGS:
         raise StartError(f"rope scaling {kind} is not known", f"known are {', '.join(SCALINGS)}")
+    lacking = [name for name in NEEDED.get(kind, ()) if parameters.get(name) is None]
+    if lacking:
+        raise StartError(f"rope scaling {kind} lacks {', '.join(lacking)}", "fetch the model's config.json again")
     partial = 1.0 if kind == "proportional" else parameters.get("partial_rotary_factor") or 1.0
     return Rope(
         kind=kind,

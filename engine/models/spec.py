@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from forerun.backends.base import AttentionSpec
 from forerun.engine.errors import StartError
 from forerun.engine.models.rotary import Rope, make_rope
 
 Config = dict[str, Any]
+HeadNorms = Literal["", "each", "all"]
+"""queries and keys are normed: not, each head for itself, or all heads as one"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class ModelSpec:
     layers: tuple[LayerSpec, ...]
     ropes: tuple[Rope, ...]
     norms: Norms
+    head_norms: HeadNorms
     norm_eps: float
     norm_offset: float
     activation: str
@@ -85,6 +88,7 @@ class Family:
 
     defaults: Config = dataclasses.field(default_factory=dict)
     norms: Norms = Norms()
+    head_norms: HeadNorms = ""
     gemma: bool = False
     windows: Callable[[Config], list[int]] = lambda config: [0] * config["num_hidden_layers"]
     experts: Callable[[Config, int], Experts | None] = lambda config, layer: None
@@ -147,8 +151,8 @@ FAMILIES: dict[str, Family] = {
     "MistralForCausalLM": Family(MISTRAL | {"sliding_window": 4096}, windows=window_everywhere),
     "MixtralForCausalLM": Family(MISTRAL | {"rope_theta": 1e6, "rms_norm_eps": 1e-5}, windows=window_everywhere, experts=mixtral_experts),
     "Qwen2ForCausalLM": Family(QWEN, windows=qwen_windows),
-    "Qwen3ForCausalLM": Family(QWEN | {"head_dim": 128}, windows=qwen_windows),
-    "Qwen3MoeForCausalLM": Family(QWEN | {"num_key_value_heads": 4}, windows=qwen_moe_windows, experts=qwen_experts),
+    "Qwen3ForCausalLM": Family(QWEN | {"head_dim": 128}, head_norms="each", windows=qwen_windows),
+    "Qwen3MoeForCausalLM": Family(QWEN | {"num_key_value_heads": 4}, head_norms="each", windows=qwen_moe_windows, experts=qwen_experts),
     "GemmaForCausalLM": Family(GEMMA, gemma=True),
     "Gemma2ForCausalLM": Family(
         GEMMA
@@ -176,13 +180,14 @@ FAMILIES: dict[str, Family] = {
             "rope_local_base_freq": 1e4,
         },
         norms=SANDWICH,
+        head_norms="each",
         gemma=True,
         windows=lambda config: window_by_type(config, gemma3_types(config)),
     ),
     "Phi3ForCausalLM": Family(
         {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5}, windows=window_everywhere
     ),
-    "Olmo2ForCausalLM": Family({"rms_norm_eps": 1e-5}, norms=AFTER),
+    "Olmo2ForCausalLM": Family({"rms_norm_eps": 1e-5}, norms=AFTER, head_norms="all"),
     "GraniteForCausalLM": Family({"attention_multiplier": 1.0}),
     "SmolLM3ForCausalLM": Family(
         {"rope_theta": 2e6, "tie_word_embeddings": True, "num_key_value_heads": 4, "max_position_embeddings": 32768},
@@ -239,6 +244,7 @@ def read_spec(config: Config, scaling: Config | None = None) -> ModelSpec:
         layers=layers,
         ropes=ropes,
         norms=family.norms,
+        head_norms=family.head_norms,
         norm_eps=config["rms_norm_eps"],
         norm_offset=1.0 if family.gemma else 0.0,
         activation=activation(config, family),
@@ -267,6 +273,9 @@ def complete(config: Config, family: Family) -> Config:
     for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
         if not full.get(name):
             raise StartError(f"config.json lacks {name}", "fetch the model's config.json again")
+    heads, kv_heads = full["num_attention_heads"], full.get("num_key_value_heads") or full["num_attention_heads"]
+    if heads % kv_heads:
+        raise StartError(f"config.json says {heads} heads for {kv_heads} of keys and values", "fetch the model's config.json again")
     return full
 
 

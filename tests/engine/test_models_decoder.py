@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ from forerun.backends.registry import open_backend
 from forerun.engine import testmodel
 from forerun.engine.batch import Batch
 from forerun.engine.errors import StartError
+from forerun.engine.models.assemble import assemble
 from forerun.engine.models.load import load_model
 from forerun.engine.models.model import Model, Output
-from forerun.engine.models.spec import FAMILIES
+from forerun.engine.models.quantised import Formats
+from forerun.engine.models.spec import FAMILIES, read_spec
 from forerun.messages import Start
 from tests.engine.paging import Feeder, random_sequences
 
@@ -233,8 +237,6 @@ def test_language_part_of_a_multimodal_checkpoint(folders: Any, tmp_path: Path, 
 
 
 def write_folder(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    import json
-
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors")
@@ -249,7 +251,10 @@ def write_folder(folder: Path, config: dict[str, Any], tensors: dict[str, torch.
             lambda tensors: tensors.update({"model.layers.0.self_attn.q_norm2.weight": torch.ones(4)}),
             "has no model.layers.0.self_attn.q_norm2",
         ),
-        (lambda tensors: tensors.update({"model.norm.weight": torch.ones(5)}), "model.norm.weight is .5., config.json says .64."),
+        (
+            lambda tensors: tensors.update({"model.norm.weight": torch.ones(5)}),
+            "model.norm.weight is .5., config.json and the other weights say .64.",
+        ),
         (lambda tensors: tensors.update({"lm_head.weight": torch.ones(512, 64, dtype=torch.int8)}), "stored as torch.int8"),
         (lambda tensors: tensors.update({"model.layers.0.self_attn.k_proj.weight": torch.ones(16, 64)}), "k_proj.weight is .16, 64."),
     ],
@@ -261,6 +266,56 @@ def test_what_does_not_fit_is_named(change: Any, message: str, folders: Any, tmp
     write_folder(tmp_path / "broken", reference.config.to_dict(), tensors)
     with pytest.raises(StartError, match=message):
         load(tmp_path / "broken", backend)
+
+
+class Held:
+    """A checkpoint in memory."""
+
+    config = None
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def names(self) -> set[str]:
+        return set(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+    def read(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+    def codes(self, name: str) -> None:
+        return None
+
+    def release(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("case", ["llama, biases", "qwen3", "gemma3_text", "olmo2", "mixtral", "mixtral, stacked", "qwen3_moe", "phi3"])
+def test_no_tensor_is_missed_or_has_another_shape_unsaid(case: str, folders: Any, backend: Backend) -> None:
+    """Each of the first layer's and of both ends, in turn: gone, or one row or column more or less. (A bias is there if its tensor is.)"""
+    folder, reference = folders(case.removesuffix(", stacked"))
+    tensors = load_file(folder / "model.safetensors")
+    if case.endswith("stacked"):
+        tensors = reference.state_dict()
+    spec = read_spec(json.loads((folder / "config.json").read_text()))
+    spec = dataclasses.replace(spec, layers=spec.layers[:1])
+    tensors = {name: tensor for name, tensor in tensors.items() if "layers." not in name or "layers.0." in name}
+
+    def build(changed: dict[str, torch.Tensor]) -> None:
+        assemble(spec, Held(changed), backend, torch.float32, Formats(), 64, lambda *_: None)
+
+    build(tensors)
+    for name, tensor in tensors.items():
+        if not name.endswith(".bias"):
+            with pytest.raises(StartError, match=r"lacks|has no"):
+                build({other: kept for other, kept in tensors.items() if other != name})
+        for axis in range(tensor.ndim):
+            for more in (-1, 1):
+                shape = [size + more * (axis == place) for place, size in enumerate(tensor.shape)]
+                with pytest.raises(StartError, match=r"say \["):
+                    build(tensors | {name: torch.ones(shape)})
 
 
 def test_progress_counts_up_to_its_total(folders: Any, backend: Backend) -> None:

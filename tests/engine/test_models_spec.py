@@ -11,7 +11,7 @@ import transformers
 from forerun.engine.errors import StartError
 from forerun.engine.models.spec import FAMILIES, ModelSpec, read_spec
 
-MINIMUM = {"vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4}
+MINIMUM = {"vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 8}
 KINDS = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
@@ -131,6 +131,13 @@ def test_early_phi3_said_yarn_or_su_and_meant_longrope() -> None:
         ({"architectures": []}, "names 0 architectures"),
         ({"use_bidirectional_attention": True}, "both directions"),
         ({"rope_scaling": {"type": "wobbly"}}, "rope scaling wobbly"),
+        ({"rope_scaling": {"type": "linear"}}, "rope scaling linear lacks factor"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": None}},
+            "llama3 lacks low_freq_factor, high_freq_factor",
+        ),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "longrope lacks long_factor"),
+        ({"num_key_value_heads": 3}, "heads for 3 of keys and values"),
     ],
 )
 def test_what_cannot_be_served_is_named(config: dict[str, Any], message: str) -> None:
