@@ -84,6 +84,7 @@ class Rows(Protocol):
     context: Tensor
     pages: Tensor
     logit_rows: Tensor
+    sight: Tensor
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

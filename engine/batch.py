@@ -28,6 +28,8 @@ from torch import Tensor
 from forerun.engine.kv import Table
 from forerun.engine.rows import Share
 
+_OWN = torch.zeros(0, dtype=torch.int32)
+
 
 @dataclasses.dataclass(slots=True)
 class Batch:
@@ -51,6 +53,8 @@ class Batch:
     """int32 [s, p]: page ids in order of position, padded with 0"""
     logit_rows: Tensor
     """int32 [m]: flat row indices, ascending"""
+    sight: Tensor = _OWN
+    """int32 [n]: the last position that a row sees, where some function of the batch lets rows see beyond their own; else empty"""
 
     @property
     def rows(self) -> int:

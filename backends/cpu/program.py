@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from forerun.backends.base import Rows
 from forerun.backends.cpu.library import OP, PLACES, Library
 
-FIELDS = ("tokens", "positions", "slots", "parents", "starts", "known", "context", "pages", "logit_rows")
+FIELDS = ("tokens", "positions", "slots", "parents", "starts", "known", "context", "pages", "logit_rows", "sight")
 N, M = 0, 1
 """Row kinds: all rows of the batch, or those whose logits are needed."""
 
@@ -68,7 +68,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._places: dict[int, int] = {
             id(getattr(batch, name)): place for place, name in enumerate(FIELDS)
         }  # id of a living tensor → place
-        self._kinds: dict[int, int] = {id(getattr(batch, name)): N for name in FIELDS[:4]} | {id(batch.logit_rows): M}
+        self._kinds: dict[int, int] = {id(getattr(batch, name)): N for name in (*FIELDS[:4], "sight")} | {id(batch.logit_rows): M}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> Any:
         result = func(*args, **(kwargs or {}))

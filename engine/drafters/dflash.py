@@ -20,7 +20,7 @@ from torch import Tensor
 from forerun.backends.base import PoolSpec
 from forerun.engine.batch import Stem, grow
 from forerun.engine.drafters.dflash_load import BlockPlan, merged, read_net, read_output, read_plan
-from forerun.engine.drafters.dflash_net import BlockNet, Spot
+from forerun.engine.drafters.dflash_net import BlockNet, Spot, standing
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Place, Terms
 from forerun.engine.drafters.dspark import has_heads, read_spark
 from forerun.engine.drafters.entries import COPIES
@@ -129,6 +129,8 @@ class Blocks:
         self._features = features = torch.zeros(self._room, self._tapped, device=self._backend.device)
         net, ops, pool = self.net, self._ops, self._pool
         self._entered = self._backend.capture(lambda batch: net.enter(ops, features, batch, pool), None)
+        size, embedded = self.plan.size, self._embedded
+        self._stand = self._backend.capture(lambda batch: net.stand(ops, embedded(batch.tokens), size, batch, pool), None)
         for parts in (place.spread(self._room), [1]):
             self._progress("warming", 0, 1)
             self._write([Stem(row, 0, 0, count, (), ()) for row, count in enumerate(parts)], features[: sum(parts)])
@@ -184,18 +186,25 @@ class Blocks:
 
     def _says(self, roots: Sequence[int], spots: Sequence[Spot], reaches: Sequence[bool]) -> Said:
         """What the rows say of a block behind each of these roots. `reaches`: the pages hold it."""
-        plan, size, ops = self.plan, self.plan.size, self._ops
-        hidden = torch.empty(len(roots), size, self.net.norm.shape[0], device=self._backend.device)
-        for reached in (True, False):
-            some = [i for i, each in enumerate(reaches) if each == reached]
-            if not some:
-                continue
-            tokens = [token for i in some for token in (roots[i], *[plan.mask] * (size - 1))]
-            ids = torch.tensor(tokens, dtype=torch.int32, device=self._backend.device)
-            embedded, own = ops.embed(self._table_of_tokens, ids, plan.input_scale), [spots[i] for i in some]
-            if reached and self.net.stands(size):
-                rows = self.net.stand(ops, embedded, own, self._table, self._pool)
-            else:
-                rows = self.net.gather(ops, embedded, own, self._table, self._pool)
-            hidden[some] = rows.view(len(some), size, -1)
-        return self._voice.says(hidden[:, size - plan.places :])
+        size, device = self.plan.size, self._backend.device
+        groups = [[i for i, each in enumerate(reaches) if each == reached] for reached in (True, False)]
+        parts = [self._hidden([roots[i] for i in some], [spots[i] for i in some], some is groups[0]) for some in groups if some]
+        hidden = parts[0]
+        if len(parts) > 1:
+            hidden = torch.cat(parts)[torch.tensor(groups[0] + groups[1], device=device).argsort()]
+        return self._voice.says(hidden[:, size - self.plan.places :])
+
+    def _hidden(self, roots: Sequence[int], spots: Sequence[Spot], reached: bool) -> Tensor:
+        """Blocks behind these roots, [n, size, H]."""
+        net, size, device = self.net, self.plan.size, self._backend.device
+        tokens = [token for root in roots for token in (root, *[self.plan.mask] * (size - 1))]
+        rows: Tensor
+        if reached and net.stands(size):
+            rows = self._stand(standing(spots, tokens, self._table, device))
+        else:
+            embedded = self._embedded(torch.tensor(tokens, dtype=torch.int32, device=device))
+            rows = net.gather(self._ops, embedded, spots, self._table, self._pool)
+        return rows.view(len(roots), size, -1)
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        return self._ops.embed(self._table_of_tokens, tokens, self.plan.input_scale)

@@ -10,10 +10,9 @@
               mask      ■ ■ ■ ■ ■ ■ ■ ■      ■     ■     ■        layers with a window see its part of the context, and may
               mask      ■ ■ ■ ■ ■ ■ ■ ■      ■     ■     ■        be causal inside the block
 
-Where the row's pages reach as far as the block, its keys and values are written behind the context and `ops.attention` reads them: a row
-sees what lies before its position, so a block whose rows all stand at the last one's sees all of itself (rotation knows better). Where
-they do not reach, or a window means something else for each row, attention is plain torch over gathered pages, and the block leaves
-nothing. Knows neither files nor what is made of the result.
+Where the row's pages reach as far as the block, its keys and values are written behind the context and `ops.attention` reads them, for
+every row up to the block's last position (`Batch.sight`). Where they do not reach, or a window means something else for each row,
+attention is plain torch over gathered pages, and the block leaves nothing. Knows neither files nor what is made of the result.
 """
 
 from __future__ import annotations
@@ -82,6 +81,15 @@ class View:
         return known, known.unsqueeze(1) & (at.unsqueeze(1) >= self.lowest.unsqueeze(2))
 
 
+def standing(spots: Sequence[Spot], tokens: Sequence[int], table: Table, device: torch.device) -> Batch:
+    """Blocks of these tokens, one behind the context of each spot, as segments of known rows that see all of their block."""
+    size = len(tokens) // len(spots)
+    batch = grow([Stem(spot.row, spot.base, spot.root, size, (), ()) for spot in spots], table, device)
+    ends = [spot.root - spot.base + size - 1 for spot in spots for _ in range(size)]
+    ids, sight = torch.tensor([[*tokens], ends], dtype=torch.int32, device=device)
+    return dataclasses.replace(batch, tokens=ids, sight=sight)
+
+
 def view_of(spots: Sequence[Spot], size: int, sight: Sight, table: Table, device: torch.device) -> View:
     """`size`: rows of a block."""
     page, window = table.page_tokens, sight.window
@@ -132,14 +140,11 @@ class BlockNet:
             ops.rope(entries, batch.positions, one.cos, one.sin, spec, None, one.k_norm, one.eps)
             ops.write_kv(entries, pool, index, batch.slots, spec)
 
-    def stand(self, ops: Ops, embedded: Tensor, spots: Sequence[Spot], table: Table, pool: Pool) -> Tensor:
-        """embedded [B · S, H] → [B · S, H], behind the last norm, of blocks that the rows' pages hold: segments of known rows, which are
-        written behind the context. Where a sight is not causal, all of a block stand at its last row's place. Only where every sight is
-        `bounded`. Not recorded: a batch has one position for each row, and this is rotated by one and sees up to the other."""
-        size = len(embedded) // len(spots)
-        batch = grow([Stem(spot.row, spot.base, spot.root, size, (), ()) for spot in spots], table, embedded.device)
-        ends = batch.positions.view(-1, size)[:, -1:].expand(-1, size).flatten().contiguous()
-        whole = dataclasses.replace(batch, positions=ends)
+    def stand(self, ops: Ops, embedded: Tensor, size: int, batch: Batch, pool: Pool) -> Tensor:
+        """embedded [B · S, H] → [B · S, H], behind the last norm, of blocks of `size` rows that the rows' pages hold (`standing`). Ops
+        alone, so it can be captured. Where a sight is not causal, all rows of a block see what its last one sees. Only where every sight
+        is `bounded`."""
+        whole = dataclasses.replace(batch, positions=batch.sight)
 
         def see(index: int, qkv: Tensor) -> Tensor:
             layer = self.layers[index]

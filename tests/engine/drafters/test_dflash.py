@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from forerun.engine.drafters import dflash_net
 from forerun.engine.drafters.dflash import Blocks, Dflash
+from forerun.engine.drafters.dflash_net import Spot, standing
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Terms
 from forerun.engine.drafters.imitation import Imitation
 from forerun.engine.drafters.lattice import BINS, Lattice, Levels
@@ -139,6 +141,33 @@ def test_several_rows_at_once_are_drafted_as_each_alone(tmp_path: Path, monkeypa
     for ours_, theirs in zip(drafts, alone, strict=True):
         assert (ours_.token, ours_.parent) == (theirs.token, theirs.parent)
         assert ours_.confidence == pytest.approx(theirs.confidence)
+
+
+@pytest.mark.parametrize("layout", ["z-lab", "z-lab, windows both ways", "speculators", "DSpark, gated"])
+def test_a_block_is_a_recorded_forward(tmp_path: Path, caplog: pytest.LogCaptureFixture, layout: str) -> None:
+    """Recorded once, it is replayed for any number of rows: bit for bit what its ops are one by one, in the pool too."""
+    write_block(tmp_path, LAYOUTS[layout])
+    around = long_setting()
+    with caplog.at_level(logging.INFO):
+        drafter = Dflash.open(str(tmp_path), around)
+        _, table = attached(drafter, 160)
+    assert "not recorded" not in caplog.text
+    ops, net, pool, plan = around.worker.backend.ops, drafter.net, drafter._pool, drafter.plan
+    for row in range(4):
+        table.clear(row)
+        table.grant(row, range(4 * row, 4 * row + 4))
+    for roots in ([33], [3, 40, 17, 0], [12, 5], [46]):
+        found: list[tuple[Tensor, Tensor, Tensor]] = []
+        spots = [Spot(row, 0, root) for row, root in enumerate(roots)]
+        tokens = [token for root in roots for token in (root, *[plan.mask] * (plan.size - 1))]
+        batch = standing(spots, tokens, table, torch.device("cpu"))
+        assert batch.sight.tolist() == [root + plan.size - 1 for root in roots for _ in range(plan.size)]
+        for forward in (drafter._stand, lambda each: net.stand(ops, drafter._embedded(each.tokens), plan.size, each, pool)):
+            for entries in (pool.keys, pool.values):
+                entries.copy_(draw(3, *entries.shape))
+            found.append((forward(batch), pool.keys.clone(), pool.values.clone()))
+        assert all(torch.equal(one, other) for one, other in zip(*found))
+        assert not found[0][1].equal(draw(3, *pool.keys.shape).to(pool.keys.dtype)), "it writes"
 
 
 def test_a_prefix_that_another_row_left_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
