@@ -74,7 +74,8 @@ def shortened(body: ChatRequest, templates: ChatTemplates, fits: Callable[[str],
     then validation says what is wrong. Found by halving: a conversation of n messages is rendered about 2·log n times."""
     tools = offered(body)
     free = [place for place, message in enumerate(body.messages[:-1]) if message.role not in ("system", "developer")]
-    order = free if body.truncate == "oldest" else [free.pop(len(free) // 2) for _ in range(len(free))]
+    outwards = sorted(range(len(free)), key=lambda place: (abs(2 * place - len(free) + 1), -place))
+    order = free if body.truncate == "oldest" else [free[place] for place in outwards]
 
     def exactly_without(count: int) -> Prompt:
         gone = set(order[:count])

@@ -51,7 +51,7 @@ def vocabulary(tokenizer: tokenizers.Tokenizer, special: frozenset[int]) -> Voca
     if _is_local(steps):
         anchor = _anchor(tokenizer, special)
         if anchor is not None:
-            return LocalVocabulary(tokenizer, anchor, any(step["type"] == "ByteFallback" for step in steps))
+            return LocalVocabulary(tokenizer, anchor, special, any(step["type"] == "ByteFallback" for step in steps))
     return WindowVocabulary(tokenizer)
 
 
@@ -165,19 +165,23 @@ class ByteDetokenizer:
         return text
 
 
-class LocalVocabulary(dict[int, str | int]):
-    """Token id → the text it adds behind other text, or the byte it is. Filled as tokens come up."""
+class LocalVocabulary(dict[int, str | int | None]):
+    """Token id → the text it adds behind other text, or the byte it is; None for what decode leaves out (special tokens, ids that do not
+    exist). Filled as tokens come up."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, anchor: int, byte_fallback: bool) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, anchor: int, special: frozenset[int], byte_fallback: bool) -> None:
         super().__init__()
         self._tokenizer = tokenizer
         self._anchor = anchor
+        self._special = special
         self._skip = len(tokenizer.decode([anchor]))
         self._byte_fallback = byte_fallback
 
-    def __missing__(self, token_id: int) -> str | int:
-        byte = _byte(self._tokenizer, token_id) if self._byte_fallback else None
-        found = self.inner([token_id]) if byte is None else byte
+    def __missing__(self, token_id: int) -> str | int | None:
+        found: str | int | None = None
+        if token_id not in self._special and self._tokenizer.id_to_token(token_id) is not None:
+            byte = _byte(self._tokenizer, token_id) if self._byte_fallback else None
+            found = self.inner([token_id]) if byte is None else byte
         self[token_id] = found
         return found
 
@@ -191,7 +195,7 @@ class LocalVocabulary(dict[int, str | int]):
 
     def detokenizer(self, context: Sequence[int]) -> Detokenizer:
         shown = self.outer(context[-16:]) or self.outer(context)
-        return LocalDetokenizer(self, None if shown else list(context))
+        return LocalDetokenizer(self, None if shown else [token_id for token_id in context if self[token_id] is not None])
 
 
 class LocalDetokenizer:
@@ -200,7 +204,7 @@ class LocalDetokenizer:
     def __init__(self, vocabulary: LocalVocabulary, beginning: list[int] | None) -> None:
         self._vocabulary = vocabulary
         self._beginning = beginning
-        """all ids while they show no text yet, then None"""
+        """all ids that are not left out, while they show no text yet, then None"""
         self._bytes = b""
         """the beginning of a character, and the ids it came as"""
         self._ids: list[int] = []
@@ -209,6 +213,8 @@ class LocalDetokenizer:
 
     def push(self, token_id: int) -> str:
         text = self._vocabulary[token_id]
+        if text is None:
+            return ""
         if isinstance(text, int):
             return self._push_byte(token_id, text)
         if self._beginning is None:
@@ -266,6 +272,8 @@ class WindowVocabulary:
 _KEPT = 16
 """tokens a window keeps of what is already out"""
 _WINDOW = 64
+_LONGEST = 2 * _WINDOW
+"""a window that still says nothing new for certain says it as it is: U+FFFD that stays is no character that is still to be completed"""
 
 
 class WindowDetokenizer:
@@ -280,7 +288,7 @@ class WindowDetokenizer:
     def push(self, token_id: int) -> str:
         self._ids.append(token_id)
         text = self._tokenizer.decode(self._ids)
-        if text.endswith("\ufffd") or not text.startswith(self._sent):
+        if len(self._ids) < _LONGEST and (text.endswith("\ufffd") or not text.startswith(self._sent)):
             return ""
         new = text[len(self._sent) :]
         self._sent = text

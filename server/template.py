@@ -116,23 +116,25 @@ class ChatTemplates:
 
 
 def load_templates(folder: Path, config_path: Path | None = None) -> ChatTemplates:
-    """The templates of a model folder. `config_path`: a tokenizer_config.json that takes the place of the folder's own."""
+    """The templates of a model folder. `config_path`: a tokenizer_config.json that takes the place of the folder's own. Raises
+    TemplateError for a file that is there and cannot be read."""
     config = _json(config_path or folder / "tokenizer_config.json")
     given = config.get("chat_template")
     named: dict[str, str] = {}
     if isinstance(given, str):
         named["default"] = given
     elif isinstance(given, list):
-        named |= {entry["name"]: entry["template"] for entry in given if isinstance(entry, dict) and {"name", "template"} <= entry.keys()}
+        pairs = [(entry.get("name"), entry.get("template")) for entry in given if isinstance(entry, dict)]
+        named |= {name: template for name, template in pairs if isinstance(name, str) and isinstance(template, str)}
     if config_path is None:
         apart = _json(folder / "chat_template.json").get("chat_template")
         if isinstance(apart, str):
             named["default"] = apart
         for path in sorted(folder.glob("additional_chat_templates/*.jinja")):
-            named[path.stem] = path.read_text(encoding="utf-8")
-        alone = folder / "chat_template.jinja"
-        if alone.is_file():
-            named["default"] = alone.read_text(encoding="utf-8")
+            named[path.stem] = _read(path) or ""
+        alone = _read(folder / "chat_template.jinja")
+        if alone is not None:
+            named["default"] = alone
     return ChatTemplates(named, _special(config, _json(folder / "special_tokens_map.json")))
 
 
@@ -147,11 +149,21 @@ def _special(*sources: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+def _read(path: Path) -> str | None:
+    """None where there is no such file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as wrong:
+        raise TemplateError(f"{path} cannot be read: {wrong}") from None
+
+
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
+        found = json.loads(_read(path) or "{}")
+    except (ValueError, RecursionError) as wrong:
+        raise TemplateError(f"{path} is no JSON: {wrong}") from None
     return found if isinstance(found, dict) else {}
 
 

@@ -29,7 +29,7 @@ from forerun.hub import ModelNotFound, locate
 from forerun.server.detokenize import Detokenizer, vocabulary
 from forerun.server.schema import SimpleToken
 from forerun.server.stops import StopMatcher
-from forerun.server.template import ChatTemplates, load_templates
+from forerun.server.template import ChatTemplates, TemplateError, load_templates
 
 __all__ = ["Detokenizer", "StopMatcher", "Tokenizer", "TokenizerError"]
 
@@ -179,7 +179,7 @@ def _json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, ValueError) as wrong:
+    except (OSError, ValueError, RecursionError) as wrong:
         raise TokenizerError(f"{path} cannot be read: {wrong}") from None
     return found if isinstance(found, dict) else {}
 
@@ -200,11 +200,14 @@ def _eos_ids(folder: Path, files: Path, rust: tokenizers.Tokenizer) -> list[int]
 
 def _templates(folder: Path, files: Path, config_path: str | None) -> ChatTemplates:
     """The folder's, else those that came with the converted tokenizer. Raises TokenizerError for a file that was named and is not there."""
-    if config_path is None:
-        return load_templates(folder) or load_templates(files)
-    if not Path(config_path).is_file():
+    if config_path is not None and not Path(config_path).is_file():
         raise TokenizerError(f"--tokenizer-config-path: there is no file {config_path}")
-    return load_templates(folder, Path(config_path))
+    try:
+        if config_path is not None:
+            return load_templates(folder, Path(config_path))
+        return load_templates(folder) or load_templates(files)
+    except TemplateError as wrong:
+        raise TokenizerError(f"{wrong}. Fetch the model again") from None
 
 
 @contextlib.contextmanager

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
+from typing import cast
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.server.detokenize import _byte
+from forerun.server.detokenize import WindowDetokenizer, _byte, vocabulary
 from forerun.server.text import Tokenizer
 from tests.server import tiny
 
@@ -175,6 +178,49 @@ def test_spaces_before_punctuation_are_kept(text: str) -> None:
         whole = "".join(pieces_of(tokenizer, [], ids))
         assert whole == tokenizer.decode(ids)
         assert whole.strip() == text.strip()
+
+
+class Counting:
+    """A tokenizer that counts the ids it decodes."""
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        self.id_to_token, self._inner, self.decoded = inner.id_to_token, inner, 0
+
+    def decode(self, ids: list[int]) -> str:
+        self.decoded += len(ids)
+        return self._inner.decode(ids)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_token_costs_no_more_the_longer_the_text(name: str) -> None:
+    """Also where the same one comes for ever, and shows nothing: special ones, ids that do not exist, bytes that complete no character,
+    U+FFFD as a text of its own; behind a prompt with text and behind one without."""
+    tokenizer = TOKENIZERS[name]
+    size, special = tokenizer.vocab_size, sorted(tokenizer._special)
+    kinds = {*special, *range(0, size, 7), size - 1, size + 3, tokenizer._rust.token_to_id("\ufffd") or 0}
+    for token_id in sorted(kinds):
+        for context in ([], tokenizer._rust.encode("hello").ids, special[:1] * 400):
+            known = vocabulary(tokenizer._rust, frozenset(special))
+            counting = known._tokenizer = Counting(tokenizer._rust)  # type: ignore[attr-defined, assignment]
+            detokenizer = known.detokenizer(context)
+            before = counting.decoded
+            for _ in range(300):
+                detokenizer.push(token_id)
+            assert counting.decoded - before <= 300 * 128
+
+
+def test_what_stays_unclear_leaves_as_it_is() -> None:
+    """A text of U+FFFD, as tokens of their own, is no character that is still to be completed."""
+
+    class Unclear:
+        def decode(self, ids: list[int]) -> str:
+            return "".join(chr(i) if i else "\ufffd" for i in ids)
+
+    ids = [*b"before", *[0] * 1000, *b"behind", 0]
+    detokenizer = WindowDetokenizer(cast(tokenizers.Tokenizer, Unclear()), [])
+    pieces = [detokenizer.push(token_id) for token_id in ids]
+    silent = max(len(list(run)) for said, run in itertools.groupby(pieces, key=bool) if not said)
+    assert silent <= 128 and "".join([*pieces, detokenizer.flush()]) == "before" + 1000 * "\ufffd" + "behind\ufffd"
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -182,3 +183,33 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     other.write_text(json.dumps({"chat_template": "5"}))
     assert load_templates(tmp_path, other).render([]) == "5"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["tokenizer_config.json", "special_tokens_map.json", "chat_template.json", "chat_template.jinja", "additional_chat_templates/x.jinja"],
+)
+@pytest.mark.parametrize("content", [b"\xff\xfe{", b'{"chat_template": ', b"[" * 100_000])
+def test_a_file_that_cannot_be_read_is_said(name: str, content: bytes, tmp_path: Path) -> None:
+    """And not answered with another template, or none."""
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "fine"}))
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(content)
+    if name.endswith("jinja") and content[0] < 0x80:
+        assert load_templates(tmp_path)
+        return
+    with pytest.raises(TemplateError, match=re.escape(str(tmp_path / name))):
+        load_templates(tmp_path)
+
+
+def test_entries_that_are_no_templates_are_none(tmp_path: Path) -> None:
+    entries = [
+        7,
+        {"name": "default"},
+        {"name": 3, "template": "x"},
+        {"name": "default", "template": None},
+        {"name": "rag", "template": "r"},
+    ]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": entries}))
+    with pytest.raises(TemplateNotFound):
+        load_templates(tmp_path).render([])

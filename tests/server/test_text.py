@@ -186,6 +186,10 @@ def test_a_broken_tokenizer_says_so(tmp_path: Path) -> None:
     tiny.byte_level().save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(TokenizerError, match=r"generation_config\.json cannot be read"):
         Tokenizer.load(tmp_path, Config())
+    (tmp_path / "generation_config.json").unlink()
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(TokenizerError, match=r"chat_template\.jinja cannot be read.*Fetch"):
+        Tokenizer.load(tmp_path, Config())
 
 
 def test_an_older_tokenizer_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
