@@ -90,12 +90,13 @@ class Rows(Protocol):
 @dataclasses.dataclass(frozen=True, slots=True)
 class Weight:
     """A packed matrix that computes x @ W.T. `shape`: (out, in) before packing; `format`: bf16, f32, or one of `kernels/quant.py`;
-    `data`: the backend's own."""
+    `data`: the backend's own. `halves`: packed for `mlp`, and for nothing else."""
 
     shape: tuple[int, int]
     format: str
     data: Any
     bytes: int
+    halves: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -202,6 +203,19 @@ class Ops(Protocol):
         """x [n, 2F] = (gate, up) → act(gate) · up [n, F]. activation: silu, gelu, gelu_tanh, relu, relu2."""
         ...
 
+    def mlp(
+        self,
+        x: Tensor,
+        gate_up: Weight,
+        down: Weight,
+        activation: str,
+        gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
+    ) -> Tensor:
+        """matmul(gate(matmul(x, gate_up, gate_up_bias), activation), down, down_bias), bit for bit: x [n, in] → [n, out]. gate_up [2F, in]
+        may be packed with `halves`, so that what stands between the two products need never be in memory as a whole."""
+        ...
+
     def moe(
         self, x: Tensor, router: Weight, gate_up: list[Weight], down: list[Weight], top_k: int, activation: str, normalize: bool
     ) -> Tensor:
@@ -246,12 +260,12 @@ class Backend(Protocol):
 
     def pool(self, spec: PoolSpec, pages: int) -> Pool: ...
 
-    def pack(self, weight: Tensor, format: str) -> Weight:
+    def pack(self, weight: Tensor, format: str, halves: bool = False) -> Weight:
         """weight [out, in] of any floating type → the layout the device multiplies with. format: bf16, f32, or one of
-        `kernels/quant.py`; a ValueError that names the ones it has otherwise."""
+        `kernels/quant.py`; a ValueError that names the ones it has otherwise. `halves`: gate and up, one below the other, for `mlp`."""
         ...
 
-    def pack_codes(self, codes: Codes) -> Weight:
+    def pack_codes(self, codes: Codes, halves: bool = False) -> Weight:
         """A matrix that is quantised already, in its own format and without loss."""
         ...
 

@@ -56,16 +56,15 @@ class Model:
         self.spec = AttentionSpec(shape.heads, shape.kv_heads, shape.head_dim, shape.head_dim**-0.5)
         drawn: dict[tuple[int, int], torch.Tensor] = {}
 
-        def draw(rows: int, columns: int, format: str) -> Weight:
+        def draw(rows: int, columns: int, format: str, halves: bool = False) -> Weight:
             if (rows, columns) not in drawn:
                 drawn[rows, columns] = torch.randn(rows, columns) / columns**0.5
-            return backend.pack(drawn[rows, columns], format)
+            return backend.pack(drawn[rows, columns], format, halves)
 
-        self.weights = [draw(*matrix, format) for matrix in shape.matrices()]
+        self.weights = [draw(*matrix, format, halves=at % 4 == 2) for at, matrix in enumerate(shape.matrices())]
         self.head = draw(shape.vocab, shape.hidden, "int8" if format.startswith("int4") else format)  # as --quantize int4 has it
         self.bytes = self.head.bytes + sum(weight.bytes for weight in self.weights)
         self.table = torch.randn(1000, shape.hidden)
-        self.tables = {columns: torch.randn(1000, columns) for columns in {weight.shape[1] for weight in self.weights} | {shape.hidden}}
         self.one = torch.ones(shape.hidden)
         angle = torch.randn(positions, shape.head_dim // 2)
         self.cos, self.sin = angle.cos(), angle.sin()
@@ -79,7 +78,7 @@ class Model:
             y = ops.rope(ops.matmul(x, qkv), batch.positions, self.cos, self.sin, spec)
             ops.write_kv(y, pool, layer, batch.slots, spec)
             x, residual = ops.add_norm(ops.matmul(ops.attention(y, pool, layer, batch, spec), out), residual, self.one, 1e-5)
-            x, residual = ops.add_norm(ops.matmul(ops.gate(ops.matmul(x, gate_up), "silu"), down), residual, self.one, 1e-5)
+            x, residual = ops.add_norm(ops.mlp(x, gate_up, down, "silu"), residual, self.one, 1e-5)
         needed = x if batch.logit_rows.shape[0] == batch.rows else ops.take(x, batch.logit_rows)
         return Output(None, hidden=needed, head=self)
 
@@ -88,13 +87,6 @@ class Model:
 
     def choose(self, hidden: torch.Tensor, draws: Draws) -> Picks:
         return self.ops.choose(hidden, self.head, draws)
-
-    def products(self, batch: Batch) -> torch.Tensor:
-        """Every product of a forward, of rows of tables."""
-        inputs = {columns: self.ops.embed(self.tables[columns], batch.tokens) for columns in self.tables}
-        for weight in self.weights:
-            self.ops.matmul(inputs[weight.shape[1]], weight)
-        return self.ops.logits(inputs[self.shape.hidden], self.head)
 
 
 def batch(segments: int, known: int, context: int, logits: str) -> Batch:

@@ -237,6 +237,18 @@ def gate(x: Tensor, activation: str) -> Tensor:
     return out
 
 
+def mlp(
+    x: Tensor,
+    gate_up: Tensor | quant.Codes,
+    down: Tensor | quant.Codes,
+    activation: str,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+) -> Tensor:
+    """x float32 [n, in], gate_up [2F, in], down [out, F] → [n, out]: two products, and between them gate · up."""
+    return matmul(gate(matmul(x, gate_up, gate_up_bias), activation), down, down_bias)
+
+
 def route(logits: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:
     """Router logits [n, E] → (experts int64 [n, top_k] ascending by index, their weights). Ties go to the lower index."""
     shares = torch.stack([torch.softmax(row, -1) for row in logits]) if len(logits) else logits

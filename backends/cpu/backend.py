@@ -86,14 +86,14 @@ class NativeCpu(CpuBackend):
         self.ops = self._ops = NativeOps(library)
         self.caps = _caps((torch.bfloat16, torch.float32) if library.isa != "scalar" else (torch.float32, torch.bfloat16), graphs=True)
 
-    def pack(self, weight: Tensor, format: str) -> Weight:
+    def pack(self, weight: Tensor, format: str, halves: bool = False) -> Weight:
         _check_format(format)
         if format in quant.FORMATS:
-            return self.pack_codes(quant.quantize(weight, format))
-        return weights.pack(weight, format, self._regions)
+            return self.pack_codes(quant.quantize(weight, format), halves)
+        return weights.pack(weight, format, self._regions, halves)
 
-    def pack_codes(self, codes: Codes) -> Weight:
-        return packed_codes.pack(codes, self._regions)
+    def pack_codes(self, codes: Codes, halves: bool = False) -> Weight:
+        return packed_codes.pack(codes, self._regions, halves)
 
     def capture(self, function: Callable[..., Any], example: Any) -> Callable[..., Any]:
         captured = Captured(function, self._ops)
@@ -113,14 +113,14 @@ class TorchCpu(CpuBackend):
         self.ops = torch_ops.TorchOps()
         self.caps = _caps((torch.float32, torch.bfloat16), graphs=False)
 
-    def pack(self, weight: Tensor, format: str) -> Weight:
+    def pack(self, weight: Tensor, format: str, halves: bool = False) -> Weight:
         _check_format(format)
         if format in quant.FORMATS:
-            return self.pack_codes(quant.quantize(weight, format))
-        return torch_ops.pack(weight, FORMATS[format], format)
+            return self.pack_codes(quant.quantize(weight, format), halves)
+        return torch_ops.pack(weight, FORMATS[format], format, halves)
 
-    def pack_codes(self, codes: Codes) -> Weight:
-        return Weight(codes.shape, codes.format, codes, codes.nbytes)
+    def pack_codes(self, codes: Codes, halves: bool = False) -> Weight:
+        return Weight(codes.shape, codes.format, codes, codes.nbytes, halves)
 
     def capture(self, function: Callable[..., Any], example: Any) -> Callable[..., Any]:
         return function

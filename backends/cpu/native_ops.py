@@ -38,7 +38,8 @@ log = logging.getLogger(__name__)
     NOISE_AT,
     CONCAT,
     CHOOSE,
-) = range(18)
+    MLP,
+) = range(19)
 """Codes of kernels/cpu/forerun_cpu.h."""
 
 MOST_PARTS = 9
@@ -129,6 +130,27 @@ class NativeOps:
             shaped(bias, (weight.shape[0],), "a bias")
         out = self._result(x, weight.shape[0])
         self._do(MATMUL, x, (x, weight.data, maybe(bias), out), shape)
+        return out
+
+    def mlp(
+        self,
+        x: Tensor,
+        gate_up: Weight,
+        down: Weight,
+        activation: str,
+        gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
+    ) -> Tensor:
+        if not gate_up.halves:
+            return self.matmul(self.gate(self.matmul(x, gate_up, gate_up_bias), activation), down, down_bias)
+        x = floats(x)
+        inputs, inner, format, outputs, last = operands.two_products(x, gate_up, down)
+        for bias, size in ((gate_up_bias, 2 * inner), (down_bias, outputs)):
+            if bias is not None:
+                shaped(bias, (size,), "a bias")
+        out = self._result(x, outputs)
+        tensors = (x, gate_up.data, maybe(gate_up_bias), down.data, maybe(down_bias), out)
+        self._do(MLP, x, tensors, (inputs, inner, format, operands.activation(activation), outputs, last))
         return out
 
     def logits(self, x: Tensor, head: Weight, scale: float = 1.0, softcap: float = 0.0) -> Tensor:

@@ -80,10 +80,23 @@ def product(x: Tensor, weight: Weight) -> tuple[int, int, int]:
     return columns, rows, packed(weight)
 
 
-def packed(weight: Weight) -> int:
+def two_products(x: Tensor, gate_up: Weight, down: Weight) -> tuple[int, int, int, int, int]:
+    """(K, F, format, N, format of down) of an MLP: x [n, K], gate_up [2F, K] with its halves side by side, down [N, F]."""
+    rows, columns = gate_up.shape
+    shaped(x, (None, columns), "what gate and up multiply")
+    if rows % 2 or down.shape[1] != rows // 2:
+        raise ValueError(f"gate and up of the shape {[rows, columns]} do not go with a down of the shape {list(down.shape)}")
+    return columns, rows // 2, packed(gate_up, halves=True), down.shape[0], packed(down)
+
+
+def packed(weight: Weight, halves: bool = False) -> int:
     """The format of a weight that lies in memory as kernels.h and quant.h say."""
     rows, columns = weight.shape
     format = weight.format
+    if weight.halves != halves:
+        raise ValueError(f"a weight {list(weight.shape)} {'is' if weight.halves else 'is not'} packed with halves, which mlp alone takes")
+    if halves:
+        rows = -(-rows // PANEL) * PANEL
     if format not in FORMATS:
         raise ValueError(f"the kernels have no weight format {format!r}; pack it as one of {', '.join(FORMATS)}")
     column = 4 * columns if format == "f32" else -(-columns // 2) * 4

@@ -8,14 +8,16 @@ from torch import Tensor
 
 from forerun.backends.base import Weight
 from forerun.backends.cpu.regions import Regions
+from forerun.backends.cpu.weights import PANEL, side_by_side
 from forerun.kernels.quant import GROUP, Codes
 
-PANEL = 32
-"""Output columns that lie together."""
 
-
-def pack(codes: Codes, regions: Regions) -> Weight:
+def pack(codes: Codes, regions: Regions, halves: bool = False) -> Weight:
     """Panels of 32 output columns, each [groups][codes, scales, minima] and 32 units. What is padded stands for zero: its units are."""
+    shape = codes.shape
+    if halves:
+        scales, minima = (None if part is None else side_by_side(part) for part in (codes.scales, codes.minima))
+        codes = Codes(codes.format, side_by_side(codes.codes), side_by_side(codes.units), scales, minima)
     rows, columns = codes.shape
     panels, groups = -(-rows // PANEL), -(-columns // GROUP)
     room = (0, groups * GROUP - columns, 0, panels * PANEL - rows)
@@ -32,7 +34,7 @@ def pack(codes: Codes, regions: Regions) -> Weight:
     for part in parts:
         blocks[:, :, at : at + part.shape[2]] = part
         at += part.shape[2]
-    return Weight((rows, columns), codes.format, data, data.nbytes)
+    return Weight(shape, codes.format, data, data.nbytes, halves)
 
 
 def _codes(codes: Tensor, format: str) -> Tensor:

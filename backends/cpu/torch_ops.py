@@ -26,6 +26,17 @@ class TorchOps:
     def matmul(self, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
         return reference.matmul(x, weight.data, bias)
 
+    def mlp(
+        self,
+        x: Tensor,
+        gate_up: Weight,
+        down: Weight,
+        activation: str,
+        gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
+    ) -> Tensor:
+        return reference.mlp(x, gate_up.data, down.data, activation, gate_up_bias, down_bias)
+
     def write_kv(self, qkv: Tensor, pool: Pool, layer: int, slots: Tensor, spec: AttentionSpec) -> None:
         reference.write_kv(qkv, pool, layer, slots, spec)
 
@@ -50,7 +61,7 @@ class TorchOps:
         return Picks(*reference.choose(x, head.data, draws.temperatures, draws.sampled, draws.seeds, draws.indices, scale, softcap))
 
 
-def pack(weight: Tensor, dtype: torch.dtype, format: str) -> Weight:
+def pack(weight: Tensor, dtype: torch.dtype, format: str, halves: bool) -> Weight:
     """weight [out, in] → the same matrix in `dtype`."""
     data = weight.detach().to(dtype).contiguous()
-    return Weight((weight.shape[0], weight.shape[1]), format, data, data.nbytes)
+    return Weight((weight.shape[0], weight.shape[1]), format, data, data.nbytes, halves)

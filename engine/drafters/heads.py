@@ -96,9 +96,9 @@ class Heads:
         """A packed matrix. What is stored in 16 bits stays in 16 bits where the device multiplies them."""
         return self.pack(self.tensor(name, (rows, columns)))
 
-    def joined(self, names: Iterable[str], columns: int) -> Weight:
-        """Matrices with the same columns, one below the other."""
-        return self.pack(torch.cat([self.tensor(name, (-1, columns)) for name in names]))
+    def joined(self, names: Iterable[str], columns: int, halves: bool = False) -> Weight:
+        """Matrices with the same columns, one below the other. `halves`: gate and up, packed for `ops.mlp`."""
+        return self.pack(torch.cat([self.tensor(name, (-1, columns)) for name in names]), halves)
 
     def linear(self, name: str, rows: int, columns: int) -> Linear:
         """name.weight, and name.bias if there is one."""
@@ -114,8 +114,8 @@ class Heads:
         stored = self.tensor(name, (rows, columns))
         return self.keep(stored.to(self.kept(stored.dtype), copy=True))
 
-    def pack(self, matrix: Tensor) -> Weight:
-        weight = self.backend.pack(matrix, "bf16" if self.kept(matrix.dtype) == torch.bfloat16 else "f32")
+    def pack(self, matrix: Tensor, halves: bool = False) -> Weight:
+        weight = self.backend.pack(matrix, "bf16" if self.kept(matrix.dtype) == torch.bfloat16 else "f32", halves)
         self.bytes += weight.bytes
         return weight
 

@@ -94,7 +94,9 @@ class Frame:
         for name in names:
             heads.tensor(f"{name}.weight", (inner, self.hidden))
         biases = [heads.vector(f"{name}.bias", inner) for name in names if heads.has(f"{name}.bias")]
-        gate_up = Linear(heads.joined([f"{name}.weight" for name in names], self.hidden), torch.cat(biases) if biases else None)
+        gate_up = Linear(
+            heads.joined([f"{name}.weight" for name in names], self.hidden, halves=True), torch.cat(biases) if biases else None
+        )
         return Mlp(gate_up, heads.linear(f"{at}down_proj", self.hidden, inner), self.activation)
 
     def pool(self, layers: int, dtype: torch.dtype) -> PoolSpec:

@@ -135,7 +135,7 @@ class Assembly:
 
     def mlp(self, at: str) -> Block:
         width = self.width(at, "gate_proj", "gate_up_proj")
-        gate_up = self.joined(at, "gate_up_proj", {"gate_proj": width, "up_proj": width}, self.spec.hidden)
+        gate_up = self.joined(at, "gate_up_proj", {"gate_proj": width, "up_proj": width}, self.spec.hidden, halves=True)
         return Mlp(gate_up, self.joined(at, "down_proj", {"down_proj": self.spec.hidden}, width), self.spec.activation)
 
     def mixture(self, at: str, experts: Experts) -> Block:
@@ -171,8 +171,8 @@ class Assembly:
         name = f"{self.prefix}embed_tokens.weight" if spec.tied or own is None else own
         return self.pack(self.checked(name, self.formats.read(self.checkpoint, name), shape), self.formats.head)
 
-    def joined(self, at: str, whole: str, parts: dict[str, int], columns: int) -> Linear:
-        """One matrix from its parts, or as the checkpoint has it joined. `parts`: name → rows."""
+    def joined(self, at: str, whole: str, parts: dict[str, int], columns: int, halves: bool = False) -> Linear:
+        """One matrix from its parts, or as the checkpoint has it joined. `parts`: name → rows. `halves`: packed for `ops.mlp`."""
         if f"{self.prefix}{at}{whole}.weight" in self.names:
             parts = {whole: sum(parts.values())}
         matrices = [self.matrix(f"{at}{name}.weight", (rows, columns)) for name, rows in parts.items()]
@@ -182,7 +182,7 @@ class Assembly:
         bias = (
             torch.cat([biases[name].float() if name in biases else torch.zeros(rows) for name, rows in parts.items()]) if biases else None
         )
-        weight = self.pack(joined(matrices), self.formats.layers)
+        weight = self.pack(joined(matrices), self.formats.layers, halves)
         return Linear(weight, None if bias is None else self.keep(bias))
 
     def width(self, at: str, part: str, whole: str) -> int:
@@ -230,13 +230,14 @@ class Assembly:
             raise StartError(f"{name} is stored as {tensor.dtype}", "use the unquantised checkpoint of this model")
         return tensor
 
-    def pack(self, matrix: Matrix, format: str | None) -> Weight:
-        """`format`: what numbers are packed as, None = the model's type. Codes keep their own, if it has no more bits."""
+    def pack(self, matrix: Matrix, format: str | None, halves: bool = False) -> Weight:
+        """`format`: what numbers are packed as, None = the model's type. Codes keep their own, if it has no more bits. `halves`: for
+        `ops.mlp`."""
         matrix = settled(matrix, format)
         if torch.is_tensor(matrix):
-            weight = self.backend.pack(matrix, format or FORMATS[self.dtype])
+            weight = self.backend.pack(matrix, format or FORMATS[self.dtype], halves)
         else:
-            weight = self.backend.pack_codes(matrix)
+            weight = self.backend.pack_codes(matrix, halves)
         self.bytes += weight.bytes
         self.packed.add(weight.format)
         return weight

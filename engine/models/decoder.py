@@ -93,7 +93,7 @@ class Mlp:
     activation: str
 
     def __call__(self, ops: Ops, x: Tensor) -> Tensor:
-        return self.down(ops, ops.gate(self.gate_up(ops, x), self.activation))
+        return ops.mlp(x, self.gate_up.weight, self.down.weight, self.activation, self.gate_up.bias, self.down.bias)
 
     @property
     def width(self) -> int:

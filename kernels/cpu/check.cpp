@@ -127,6 +127,26 @@ Job codes() {
     return job;
 }
 
+// Gate and up in panels of both, their activation, and down.
+Job mlp() {
+    Job job;
+    const bool half = draw(0, 1), other = !draw(0, 3), bias = draw(0, 1);
+    const int n = draw(1, 60), K = draw(1, 150), F = draw(1, 130), N = draw(1, 100);
+    job.name = "mlp";
+    job.op.code = FR_MLP;
+    job.sizes[FR_N] = n;
+    const auto weight = [&](bool half, int rows, int columns) {
+        const int run = half ? 2 : 1, steps = (columns + run - 1) / run;
+        const std::vector<float> packed = floats(size_t((rows + 31) / 32) * steps * run * 32, 1.0f / std::sqrt(float(columns)));
+        return half ? static_cast<void*>(job.aligned(halves(packed))) : job.aligned(packed);
+    };
+    job.operands({job.own(floats(size_t(n) * K)), weight(half, (F + 15) / 16 * 32, K), bias ? job.own(floats(size_t(2) * F)) : nullptr,
+                  weight(half != other, N, F), bias ? job.own(floats(N)) : nullptr, job.result(size_t(n) * N)});
+    job.integers({K, F, half, draw(0, 4), N, half != other});
+    job.tolerance = 1e-2;
+    return job;
+}
+
 // Pages of keys or values, each of one head: float, bf16, or codes with 16 scales behind them (kv.h).
 std::pair<float*, size_t> cache(Job& job, int format, size_t pages, int D) {
     std::vector<uint8_t> packed;
@@ -475,7 +495,10 @@ bool exact(const Job& job, const std::string& isa) {
     if (isa == "scalar") return false;  // it multiplies, then adds
 #endif
     const bool dots = isa.size() > 4 && isa.substr(isa.size() - 4) == "bf16";
-    const auto fuses = [](const fr_op& op) { return op.code == FR_ATTENTION ? op.i[4] != 1 : op.code != FR_MATMUL || op.i[2] != 1; };
+    const auto fuses = [](const fr_op& op) {
+        if (op.code == FR_MLP) return op.i[2] != 1 && op.i[5] != 1;
+        return op.code == FR_ATTENTION ? op.i[4] != 1 : op.code != FR_MATMUL || op.i[2] != 1;
+    };
     return !dots || (fuses(job.op) && std::all_of(job.more.begin(), job.more.end(), fuses));
 }
 
@@ -488,7 +511,7 @@ int main(int argc, char** argv) {
         one.push_back(fr_open(1, name));
         three.push_back(fr_open(3, name));
     }
-    Job (*const kinds[])() = {product, codes, attention, rows, rotation, mixture, choice, keep, write, heads, before_attention};
+    Job (*const kinds[])() = {product, codes, mlp, attention, rows, rotation, mixture, choice, keep, write, heads, before_attention};
     int failures = 0, count = 0;
     for (int round = 0; round < rounds; ++round)
         for (auto kind : kinds) {

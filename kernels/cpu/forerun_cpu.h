@@ -10,6 +10,7 @@
  *   ADD         x residual out                                 H                                         scale
  *   ADD_NORM    x residual weight normed sum                   H                                         eps scale
  *   MATMUL      x weight bias y                                K N format
+ *   MLP         x gate_up bias down bias y                     K F format activation N format_of_down
  *   ROPE        qkv positions cos sin q_norm k_norm            heads kv_heads D half q_size k_size       eps
  *                                                              positions
  *   WRITE_KV    qkv keys values slots                          heads kv_heads D format pages
@@ -30,7 +31,8 @@
  * Shapes are those of backends/base.py, everything is contiguous. Formats: 0 = float, 1 = bf16; of weights also 2 … 5, kernels.h.
  * Activations: silu gelu gelu_tanh relu relu2 = 0 … 4. `experts`: addresses of the E gate_up weights, then of the E down weights. Weights
  * are packed as kernels.h and quant.h say; keys of a layer lie as [pages, kv_heads, D, 16], values as [pages, kv_heads, 16, D], in float,
- * bf16 or bytes with their scales (2, kv.h). An op works on n rows, or on m (`rows` = FR_M).
+ * bf16 or bytes with their scales (2, kv.h). MLP's gate_up has sixteen rows of gate and the same of up in each panel, both filled up with
+ * zeros to a multiple of sixteen; its bias, [2F], has not. An op works on n rows, or on m (`rows` = FR_M).
  */
 #ifndef FORERUN_CPU_H
 #define FORERUN_CPU_H
@@ -61,7 +63,8 @@ enum {
     FR_NOISE,
     FR_NOISE_AT,
     FR_CONCAT,
-    FR_CHOOSE
+    FR_CHOOSE,
+    FR_MLP
 };
 
 typedef struct {

@@ -12,8 +12,8 @@
 namespace fr {
 extern const Kernels FR_NAME(FR_ISA);
 const Kernels FR_NAME(FR_ISA) = {
-    FR_TEXT(FR_ISA), tiles_any, packed_bytes_any, pack_rows_any, multiply_any, attention_bytes, attention, embed,
-    norm,            add,       rope,         write_kv,  gate,     cap,             divide,    pick_part,
+    FR_TEXT(FR_ISA), tiles_any, packed_bytes_any, pack_rows_any, pack_columns, multiply_any, attention_bytes, attention, embed,
+    norm,            add,       rope,             write_kv,      gate,         gate_panels,  cap,             divide,    pick_part,
     pick,            dice,      dice_at,
 };
 }  // namespace fr

@@ -10,6 +10,7 @@ namespace fr {
 enum Format : int32_t { F32 = 0, BF16 = 1, INT8 = 2, INT8_GROUPS = 3, INT4 = 4, INT4_SYMMETRIC = 5 };  // tables: the first two; caches: the first three
 
 constexpr int PANEL = 32;         // columns of a packed weight that lie together
+constexpr int HALF = PANEL / 2;   // of gate, and of up, in a panel of both
 constexpr int GROUP = 32;         // k of a quantised weight that share a scale
 constexpr int PAGE = 16;          // positions of a KV page
 // Bytes of a page of one KV head, keys or values (kv.h).
@@ -100,6 +101,8 @@ struct Kernels {
     int32_t (*tiles)(Format format, int32_t rows);     // into how many tiles rows are cut
     size_t (*packed_bytes)(Format format, int32_t K);  // of one packed row of x
     void (*pack_rows)(const Product& p, int32_t tile0, int32_t tile1);
+    // `count` columns, from k0 on (a multiple of 16), of the rows of one tile: x [rows of the tile, stride]. Only of float and bf16.
+    void (*pack_columns)(const Product& p, int32_t tile, const float* x, int64_t stride, int32_t k0, int32_t count);
     void (*multiply)(const Product& p, int32_t panel0, int32_t panel1, int32_t tile0, int32_t tile1);
 
     size_t (*attention_bytes)(const Attention& a, int32_t segment, int32_t row0, int32_t row1);
@@ -112,6 +115,9 @@ struct Kernels {
     void (*rope)(const Rope& r, int32_t row0, int32_t row1, int32_t head0, int32_t head1);  // heads of q, then of k
     void (*write_kv)(const Entries& e, int32_t row0, int32_t row1, int32_t head0, int32_t head1);  // heads of k, then of v
     void (*gate)(const float* x, float* out, int32_t F, int32_t activation, int32_t row0, int32_t row1);
+    // x [rows, panels · 32], in each panel sixteen columns of gate, then of up → `count` columns of out [rows, stride], which may be x itself.
+    void (*gate_panels)(const float* x, const float* gate_bias, const float* up_bias, float* out, int64_t stride, int32_t rows, int32_t count,
+                        int32_t activation);
     void (*cap)(float* x, int64_t count, float scale, float softcap);
     void (*divide)(float* x, int64_t count, float by);
     void (*pick_part)(const float* scores, const float* noise, int32_t token0, int32_t count, Part* part);  // of one row

@@ -336,55 +336,55 @@ FR_INLINE void transpose(__m512i (&r)[16]) {
 
 constexpr int FETCH_ROWS = 64;  // floats that are fetched ahead of each row
 
-// `count` ≤ 16 rows of a tile of M, side by side.
-void pack_together(const float* x, int K, int count, uint32_t* to, int M) {
+// K columns of `count` ≤ 16 rows of a tile of M, side by side.
+void pack_together(const float* x, int64_t stride, int K, int count, uint32_t* to, int M) {
     const __mmask16 rows = __mmask16((1u << count) - 1);
     for (int k = 0; k < K; k += 2 * LANES, to += LANES * M) {
         __m512i r[16];
         for (int i = 0; i < count; ++i) {  // more rows than the machine's own prefetcher follows
-            const float* later = x + int64_t(i) * K + k + FETCH_ROWS;
+            const float* later = x + i * stride + k + FETCH_ROWS;
             __builtin_prefetch(later), __builtin_prefetch(later + LANES);
         }
-        for (int i = 0; i < 16; ++i) r[i] = i < count ? pairs(x + int64_t(i) * K + k, K - k) : _mm512_setzero_si512();
+        for (int i = 0; i < 16; ++i) r[i] = i < count ? pairs(x + i * stride + k, K - k) : _mm512_setzero_si512();
         transpose(r);
         for (int i = 0; i < LANES && 2 * i < K - k; ++i) _mm512_mask_storeu_epi32(to + int64_t(i) * M, rows, r[i]);
     }
 }
 #endif
 
-void pack_rows(const fr::Product& p, int32_t tile0, int32_t tile1) {
-    const size_t row_bytes = packed_bytes(p.format, p.K);
-    for (int t = tile0; t < tile1; ++t) {
-        const int row = tile_start(p, t), M = tile_start(p, t + 1) - row;
-        char* out = (char*)p.packed + row * row_bytes;
-        for (int m = 0; m < M; ++m) {
-            const float* x = p.x + int64_t(row + m) * p.K;
-            if (p.format == fr::F32) {
-                float* to = (float*)out + m;
-                for (int k = 0; k < p.K; ++k) to[int64_t(k) * M] = x[k];
-                continue;
-            }
-#if defined(__AVX512BF16__)
-            if (M >= 4) {
-                if (m % LANES == 0) pack_together(x, p.K, M - m < LANES ? M - m : LANES, (uint32_t*)out + m, M);
-                continue;
-            }
-            uint32_t* to = (uint32_t*)out + m;
-            for (int k = 0; k < p.K; k += 2 * LANES, to += LANES * M) {
-                const int left = p.K - k;
-                alignas(64) uint32_t pair[LANES];
-                _mm512_store_si512(pair, pairs(x + k, left));
-                for (int i = 0; i < LANES && 2 * i < left; ++i) to[i * M] = pair[i];
-            }
-#elif defined(FR_NEON_DOTS)
-            pack_pairs(x, p.K, (uint32_t*)out + m, M);
-#else
+void pack_columns(const fr::Product& p, int32_t t, const float* x, int64_t stride, int32_t k0, int32_t count) {
+    const int row = tile_start(p, t), M = tile_start(p, t + 1) - row;
+    char* out = (char*)p.packed + row * packed_bytes(p.format, p.K) + packed_bytes(p.format, k0) * M;
+    for (int m = 0; m < M; ++m, x += stride) {
+        if (p.format == fr::F32) {
             float* to = (float*)out + m;
-            for (int k = 0; k < p.K; ++k) to[int64_t(k) * M] = widen(round_bf16(x[k]));
-            if (p.K % 2) to[int64_t(p.K) * M] = 0.0f;
-#endif
+            for (int k = 0; k < count; ++k) to[int64_t(k) * M] = x[k];
+            continue;
         }
+#if defined(__AVX512BF16__)
+        if (M >= 4) {
+            if (m % LANES == 0) pack_together(x, stride, count, M - m < LANES ? M - m : LANES, (uint32_t*)out + m, M);
+            continue;
+        }
+        uint32_t* to = (uint32_t*)out + m;
+        for (int k = 0; k < count; k += 2 * LANES, to += LANES * M) {
+            const int left = count - k;
+            alignas(64) uint32_t pair[LANES];
+            _mm512_store_si512(pair, pairs(x + k, left));
+            for (int i = 0; i < LANES && 2 * i < left; ++i) to[i * M] = pair[i];
+        }
+#elif defined(FR_NEON_DOTS)
+        pack_pairs(x, count, (uint32_t*)out + m, M);
+#else
+        float* to = (float*)out + m;
+        for (int k = 0; k < count; ++k) to[int64_t(k) * M] = widen(round_bf16(x[k]));
+        if (count % 2) to[int64_t(count) * M] = 0.0f;
+#endif
     }
+}
+
+void pack_rows(const fr::Product& p, int32_t tile0, int32_t tile1) {
+    for (int t = tile0; t < tile1; ++t) pack_columns(p, t, p.x + int64_t(tile_start(p, t)) * p.K, p.K, 0, p.K);
 }
 
 }  // namespace

@@ -152,6 +152,29 @@ void gate(const float* x, float* out, int32_t F, int32_t activation, int32_t row
     }
 }
 
+template <int KIND>
+void gate_panels_of(const float* x, const float* gate_bias, const float* up_bias, float* out, int64_t stride, int32_t rows, int32_t count) {
+    for (int64_t r = 0; r < rows; ++r, out += stride)
+        for (int at = 0; at < count; at += fr::HALF, x += fr::PANEL) {
+            const int n = count - at < fr::HALF ? count - at : fr::HALF;
+            V gate = load(x), up = load(x + fr::HALF);
+            if (gate_bias) gate = gate + get(gate_bias + at, n), up = up + get(up_bias + at, n);
+            put(out + at, activate<KIND>(gate) * up, n);
+        }
+}
+
+void gate_panels(const float* x, const float* gate_bias, const float* up_bias, float* out, int64_t stride, int32_t rows, int32_t count,
+                 int32_t activation) {
+    static_assert(fr::HALF == LANES);
+    switch (activation) {
+        case SILU: return gate_panels_of<SILU>(x, gate_bias, up_bias, out, stride, rows, count);
+        case GELU: return gate_panels_of<GELU>(x, gate_bias, up_bias, out, stride, rows, count);
+        case GELU_TANH: return gate_panels_of<GELU_TANH>(x, gate_bias, up_bias, out, stride, rows, count);
+        case RELU: return gate_panels_of<RELU>(x, gate_bias, up_bias, out, stride, rows, count);
+        case RELU2: return gate_panels_of<RELU2>(x, gate_bias, up_bias, out, stride, rows, count);
+    }
+}
+
 // x ← softcap · tanh(scale · x / softcap), or scale · x where softcap is 0.
 void cap(float* x, int64_t count, float scale, float softcap) {
     const V s = set(scale), c = set(softcap);

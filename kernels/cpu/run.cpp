@@ -77,6 +77,7 @@ constexpr int32_t STREAM_ROWS = 28, STREAM = 6;  // so few rows take weights as 
 constexpr size_t ROWS_TOGETHER = 384 << 10;  // bytes of packed rows that pass over a panel while it is in cache, and stay in a 1 MiB L2
 constexpr int32_t BUSY_ROWS = 4;            // of codes: from here on they are multiplied longer than read
 constexpr size_t NEAR = 4 << 20;            // bytes of a weight that caches hold, so that it may be read again for every few rows
+constexpr int32_t GATED_PANELS = 2;         // of gate and up, whose sums are in a core's cache together
 constexpr size_t EXPECTED = 128 << 10;       // bytes of the next product's weights that a waiting thread fetches, at most
 
 // How a product is cut into tasks: `groups` of row tiles times `chunks` of panels, of which `grain` are never parted. Where rows alone make
@@ -87,6 +88,9 @@ struct Cut {
     bool by_rows() const { return shared && chunks == 1; }
     int32_t begin(int32_t chunk) const { return std::min(panels, (panels + grain - 1) / grain * chunk / chunks * grain); }
 };
+
+// Columns of gate and up together, as they are packed.
+int32_t both(int32_t F) { return (F + HALF - 1) / HALF * PANEL; }
 
 int32_t first_row(const Product& p, int32_t tile) { return int32_t(int64_t(p.rows) * tile / p.tiles); }
 
@@ -102,7 +106,7 @@ struct fr_context {
     Pool pool;
     Buffer packed, parts;
     std::vector<Buffer> scratch;  // one a thread
-    Buffer moe_rows, moe_wide, moe_gated, moe_out, moe_route, kept;
+    Buffer moe_rows, moe_wide, moe_gated, moe_out, moe_route, kept, gated;
     std::vector<AttentionTask> tasks;
     std::vector<std::pair<int32_t, float>> picked;  // of one expert: row, weight
 
@@ -113,6 +117,12 @@ struct fr_context {
 };
 
 namespace {
+
+// A packed weight of an op.
+struct Matrix {
+    const void* data;
+    int32_t K, N, format;
+};
 
 // One op with its operands resolved.
 class Call {
@@ -158,15 +168,18 @@ private:
 
     void product(const float* x, const void* w, const float* bias, float* y, int32_t rows, int32_t K, int32_t N, int32_t format);
     Product plan(const float* x, const void* w, const float* bias, float* y, int32_t rows, int32_t K, int32_t N, int32_t format) const;
+    void multiply(const Product& p);
     template <class F>
     void spread(Product p, int32_t grain, F&& body);
     Cut cut(const Product& p, int32_t grain) const;
     void look_ahead() const;
-    void announce() const;
+    void announce(const Matrix& matrix) const;
+    int32_t matrices(Matrix (&list)[2]) const;
     Pieces fetched_meanwhile() const;
     Pieces take_pages(int64_t part, int64_t whole) const;
     bool makes_heads() const;
     int32_t make_heads();
+    void mlp();
     int32_t take();
     int32_t rope_of(Rope& r) const;
     int32_t rope();
@@ -191,7 +204,8 @@ private:
     const Kernels& k_;
     const fr_op& op_;
     int32_t left_;
-    const Call* maker_ = nullptr;  // an op that has yet to make the rows of this product
+    const Call* maker_ = nullptr;  // an op that has yet to make the rows of this op's first product
+    int32_t at_work_ = 0;          // which of its products
     void* const* table_;
     const int32_t* sizes_;
     int32_t rows_;
@@ -211,18 +225,36 @@ Cut Call::cut(const Product& p, int32_t grain) const {
     return {panels, grain, std::min(units, std::max(1, std::min(parts, most))), groups, shared};
 }
 
-// Tells the pool where the program's next product begins. A layer has about seven places where threads meet and no weights are read.
-void Call::look_ahead() const {
-    for (int32_t places = 1; places < left_; ++places) {
-        const Call next = later(places);
-        if (next.op_.code == FR_MOE) return;  // its router is small, and which experts follow is not known
-        if (next.op_.code == FR_MATMUL || next.op_.code == FR_LOGITS) return next.announce();
+// Products that the op consists of: how many.
+int32_t Call::matrices(Matrix (&list)[2]) const {
+    switch (op_.code) {
+        case FR_MATMUL:
+        case FR_LOGITS:
+            list[0] = {t<void>(1), i(0), i(1), i(2)};
+            return 1;
+        case FR_MLP:
+            list[0] = {t<void>(1), i(0), both(i(1)), i(2)};
+            list[1] = {t<void>(3), i(1), i(4), i(5)};
+            return 2;
+        default:
+            return 0;
     }
 }
 
-void Call::announce() const {
+// Tells the pool where the program's next product begins. A layer has about seven places where threads meet and no weights are read.
+void Call::look_ahead() const {
+    Matrix list[2];
+    for (int32_t places = 0; places < left_; ++places) {
+        const Call next = later(places);
+        if (next.op_.code == FR_MOE) return;  // its router is small, and which experts follow is not known
+        const int32_t first = places ? 0 : at_work_ + 1;
+        if (first < next.matrices(list)) return next.announce(list[first]);
+    }
+}
+
+void Call::announce(const Matrix& matrix) const {
     if (!rows_) return;
-    const Product p = plan(nullptr, t<void>(1), nullptr, nullptr, rows_, i(0), i(1), i(2));
+    const Product p = plan(nullptr, matrix.data, nullptr, nullptr, rows_, matrix.K, matrix.N, matrix.format);
     const Cut cut = this->cut(p, makes_heads() ? later(1).i(2) / PANEL : 1);
     const size_t panel = panel_bytes(p.format, p.K);
     for (int32_t thread = 0; thread < std::min(c_.pool.threads(), cut.chunks); ++thread) {
@@ -234,13 +266,14 @@ void Call::announce() const {
 // With many rows multiplying takes longer than reading weights, and attention the other way round: so the products before an
 // attention fetch what it reads of its cache, each a share by its weight.
 Pieces Call::fetched_meanwhile() const {
-    if (op_.code != FR_MATMUL) return {};
-    const int64_t mine = int64_t(i(0)) * i(1);
-    int64_t all = mine;
-    for (int32_t places = 1; places < left_; ++places) {
+    Matrix list[2];
+    if (op_.code == FR_LOGITS || at_work_ >= matrices(list)) return {};
+    const int64_t mine = int64_t(list[at_work_].K) * list[at_work_].N;
+    int64_t all = 0;
+    for (int32_t places = 0; places < left_; ++places) {
         const Call next = later(places);
-        if (next.op_.code == FR_MATMUL) all += int64_t(next.i(0)) * next.i(1);
         if (next.op_.code == FR_ATTENTION) return next.take_pages(mine, all);
+        for (int32_t count = next.matrices(list), at = places ? 0 : at_work_; at < count; ++at) all += int64_t(list[at].K) * list[at].N;
     }
     return {};
 }
@@ -267,27 +300,29 @@ Pieces Call::take_pages(int64_t part, int64_t whole) const {
     return {from, count, int64_t(bytes)};
 }
 
-// body(product, panel0, panel1, tile0, tile1) for all panels and all row tiles. Before that rows are made, where an op left that to their
-// product, and packed.
+// body(product, panel0, panel1, tile0, tile1, thread) for all panels and all row tiles. Before that rows are made, where an op left that to
+// their product, and packed, if they are not packed yet.
 template <class F>
 void Call::spread(Product p, int32_t grain, F&& body) {
     const int32_t threads = c_.pool.threads();
     const Cut cut = this->cut(p, grain);
-    prepare(p);
+    const bool ready = p.packed != nullptr;
+    if (!ready) prepare(p);
     if (op_.code != FR_MOE) look_ahead();  // behind an expert comes another one, and which is known only in there
     if (p.format < INT8 ? p.tiles > 1 : p.rows >= BUSY_ROWS) p.soon = fetched_meanwhile();
+    const Call* maker = at_work_ ? nullptr : maker_;
     const auto pack = [&](int32_t tile0, int32_t tile1) {
-        if (maker_) maker_->make_rows(first_row(p, tile0), first_row(p, tile1));
+        if (maker) maker->make_rows(first_row(p, tile0), first_row(p, tile1));
         k_.pack_rows(p, tile0, tile1);
     };
-    if (!cut.by_rows()) by_parts(p.tiles, int64_t(p.rows) * p.K > (maker_ ? WORTH_SHARING / 2 : 2 * WORTH_SHARING), pack);
-    auto task = [&](int32_t at, int32_t) {
+    if (!cut.by_rows() && !ready) by_parts(p.tiles, int64_t(p.rows) * p.K > (maker ? WORTH_SHARING / 2 : 2 * WORTH_SHARING), pack);
+    auto task = [&](int32_t at, int32_t thread) {
         const int32_t group = at / cut.chunks, chunk = at % cut.chunks;
         const auto tile0 = int32_t(int64_t(p.tiles) * group / cut.groups), tile1 = int32_t(int64_t(p.tiles) * (group + 1) / cut.groups);
-        if (cut.by_rows()) pack(tile0, tile1);
+        if (cut.by_rows() && !ready) pack(tile0, tile1);
         Product mine = p;
         mine.next = chunk + threads < cut.chunks ? cut.begin(chunk + threads) : -1, mine.cold = at < threads;
-        body(mine, cut.begin(chunk), cut.begin(chunk + 1), tile0, tile1);
+        body(mine, cut.begin(chunk), cut.begin(chunk + 1), tile0, tile1, thread);
     };
     if (cut.shared)
         c_.pool.run(cut.groups * cut.chunks, task);
@@ -303,8 +338,11 @@ Product Call::plan(const float* x, const void* w, const float* bias, float* y, i
 }
 
 void Call::product(const float* x, const void* w, const float* bias, float* y, int32_t rows, int32_t K, int32_t N, int32_t format) {
-    if (!rows) return;
-    spread(plan(x, w, bias, y, rows, K, N, format), 1, [&](const Product& mine, int32_t panel0, int32_t panel1, int32_t tile0, int32_t tile1) {
+    if (rows) multiply(plan(x, w, bias, y, rows, K, N, format));
+}
+
+void Call::multiply(const Product& p) {
+    spread(p, 1, [&](const Product& mine, int32_t panel0, int32_t panel1, int32_t tile0, int32_t tile1, int32_t) {
         k_.multiply(mine, panel0, panel1, tile0, tile1);
     });
 }
@@ -327,13 +365,45 @@ int32_t Call::make_heads() {
     if (!rows_) return FR_OK;
     const Product p = plan(t(0), t<void>(1), t(2), t(3), rows_, i(0), i(1), i(2));
     const int32_t grain = rope.D / PANEL, turned = rope.heads + rope.kv_heads;
-    spread(p, grain, [&](const Product& mine, int32_t panel0, int32_t panel1, int32_t tile0, int32_t tile1) {
+    spread(p, grain, [&](const Product& mine, int32_t panel0, int32_t panel1, int32_t tile0, int32_t tile1, int32_t) {
         k_.multiply(mine, panel0, panel1, tile0, tile1);
         const int32_t row0 = first_row(p, tile0), row1 = first_row(p, tile1), head0 = panel0 / grain, head1 = panel1 / grain;
         if (head0 < turned) k_.rope(rope, row0, row1, head0, std::min(head1, turned));
         if (head1 > rope.heads) k_.write_kv(entries, row0, row1, std::max(head0 - rope.heads, 0), head1 - rope.heads);
     });
     return FR_OK;
+}
+
+// Gate and up with their activation, and down. A task has sums of gate and up for a few panels only, in its own cache, and packs what comes out of
+// them for down, unless down's format rounds whole rows.
+void Call::mlp() {
+    if (!rows_) return;
+    const int32_t F = i(1);
+    const Product wide = plan(t(0), t<void>(1), nullptr, nullptr, rows_, i(0), both(F), i(2));
+    Product down = plan(nullptr, t<void>(3), t(4), t(5), rows_, F, i(4), i(5));
+    const bool packs = down.format == wide.format && down.format < INT8;
+    float* gated = packs ? nullptr : c_.gated.room<float>(size_t(rows_) * size_t(F));
+    if (packs) down.packed = c_.gated.room<char>(size_t(rows_) * k_.packed_bytes(down.format, F));
+    spread(wide, 1, [&](const Product& mine, int32_t panel0, int32_t panel1, int32_t tile0, int32_t tile1, int32_t thread) {
+        const int32_t row0 = first_row(wide, tile0), rows = first_row(wide, tile1) - row0;
+        float* sums = c_.scratch[size_t(thread)].room<float>(size_t(rows) * GATED_PANELS * PANEL);
+        Product part = mine;
+        for (int32_t panel = panel0, end; panel < panel1; panel = end, part.cold = false) {
+            end = std::min(panel + GATED_PANELS, panel1);
+            part.y_stride = (end - panel) * PANEL, part.y = sums - row0 * part.y_stride, part.y_column = panel * PANEL;
+            part.next = end < panel1 ? end : mine.next;
+            k_.multiply(part, panel, end, tile0, tile1);
+            const int32_t column = panel * HALF, room = (end - panel) * HALF, count = std::min(room, F - column);
+            const float *gate_bias = t(2) ? t(2) + column : nullptr, *up_bias = t(2) ? t(2) + F + column : nullptr;
+            float* out = packs ? sums : gated + int64_t(row0) * F + column;
+            k_.gate_panels(sums, gate_bias, up_bias, out, packs ? room : F, rows, count, i(3));
+            for (int32_t tile = tile0; packs && tile < tile1; ++tile)
+                k_.pack_columns(down, tile, sums + int64_t(first_row(wide, tile) - row0) * room, room, column, count);
+        }
+    });
+    at_work_ = 1;
+    down.x = gated;
+    multiply(down);
 }
 
 // Norm, addition and norm, or gate: ops that make a row of what the next product multiplies out of the same row.
@@ -355,8 +425,8 @@ bool Call::feeds() const {
     if (out < 0 || left_ < 2) return false;
     const Call next = later(1);
     const fr_op& op = next.op_;
-    if (op.code != FR_MATMUL || op.rows != op_.rows || op.t[0] != op_.t[out]) return false;
-    if (std::count(op_.t, op_.t + std::size(op_.t), op.t[3])) return false;
+    if ((op.code != FR_MATMUL && op.code != FR_MLP) || op.rows != op_.rows || op.t[0] != op_.t[out]) return false;
+    if (std::count(op_.t, op_.t + std::size(op_.t), op.t[op.code == FR_MLP ? 5 : 3])) return false;
     return k_.tiles(Format(op.i[2]), rows_) >= c_.pool.threads() || int64_t(rows_) * i(0) < WORTH_SHARING;
 }
 
@@ -629,6 +699,9 @@ int32_t Call::run() {
             return FR_OK;
         case FR_MATMUL:
             product(t(0), t<void>(1), t(2), t(3), rows_, i(0), i(1), i(2));
+            return FR_OK;
+        case FR_MLP:
+            mlp();
             return FR_OK;
         case FR_ROPE:
             return rope();

@@ -211,6 +211,42 @@ class Contract:
                 first = (7 * n) % (230 - n)
                 same(backend.ops.matmul(x[first : first + n], weight), whole[first : first + n])
 
+    @few
+    @given(
+        seed=seeds,
+        n=st.sampled_from([0, 1, 2, 7, 15, 33, 57, 500]),
+        shape=st.tuples(sizes, sizes, sizes),
+        formats=st.tuples(st.sampled_from([*FORMATS, *quant.FORMATS]), st.sampled_from([*FORMATS, *quant.FORMATS])),
+        alike=st.booleans(),
+        activation=st.sampled_from(["silu", "gelu", "gelu_tanh", "relu", "relu2"]),
+        bias=st.booleans(),
+    )
+    def test_mlp(
+        self,
+        backend: Backend,
+        seed: int,
+        n: int,
+        shape: tuple[int, int, int],
+        formats: tuple[str, str],
+        alike: bool,
+        activation: str,
+        bias: bool,
+    ) -> None:
+        """Its three parts bit by bit, however gate and up are packed, and a row the same alone."""
+        ops, (inputs, inner, outputs), (first, second) = backend.ops, shape, formats
+        n = min(n, 20) if backend.caps.dtypes[0] == torch.float32 else n  # the slow forms
+        x = random(seed, n, inputs)
+        w = random(seed + 1, 2 * inner, inputs) / math.sqrt(inputs)
+        down = backend.pack(random(seed + 2, outputs, inner), first if alike else second)
+        biases = (random(seed + 3, 2 * inner), random(seed + 4, outputs)) if bias else (None, None)
+        plain, halves = backend.pack(w, first), backend.pack(w, first, halves=True)
+        assert halves.shape == plain.shape and halves.halves and not plain.halves
+        apart = ops.matmul(ops.gate(ops.matmul(x, plain, biases[0]), activation), down, biases[1])
+        same(ops.mlp(x, plain, down, activation, *biases), apart)
+        same(ops.mlp(x, halves, down, activation, *biases), apart)
+        for row in range(0, n, 97):
+            same(ops.mlp(x[row : row + 1], halves, down, activation, *biases), apart[row : row + 1])
+
     def test_formats(self, backend: Backend) -> None:
         with pytest.raises(ValueError, match="bf16"):
             backend.pack(torch.ones(4, 4), "int3")

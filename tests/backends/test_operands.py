@@ -89,6 +89,18 @@ OPS = {
         lambda cpu: {"x": random(0, 3, 7), "weight": weights(cpu, (40, 7))[0], "bias": random(1, 40)},
         {"x": (1,), "bias": (0,)},
     ),
+    "mlp": Op(
+        lambda ops, a: ops.mlp(a["x"], a["gate_up"], a["down"], "silu", a["wide"], a["bias"]),
+        lambda cpu: {
+            **{
+                "x": random(0, 3, 7),
+                "gate_up": cpu.pack(random(1, 40, 7), "bf16", halves=True),
+                "down": cpu.pack(random(2, 9, 20), "bf16"),
+            },
+            **{"wide": random(3, 40), "bias": random(4, 9)},
+        },
+        {"x": (1,), "wide": (0,), "bias": (0,)},
+    ),
     "logits": Op(
         lambda ops, a: ops.logits(a["x"], a["weight"]),
         lambda cpu: {"x": random(0, 3, 7), "weight": weights(cpu, (40, 7))[0]},
@@ -244,6 +256,22 @@ def test_a_weight_is_as_large_as_it_says(cpu: NativeCpu, format: str) -> None:
                 run(x, other)
     with pytest.raises(ValueError, match=r"int3.*bf16"):
         cpu.ops.matmul(x, dataclasses.replace(weight, format="int3"))
+
+
+@pytest.mark.parametrize("format", ["f32", "bf16", *quant.FORMATS])
+def test_halves_are_for_an_mlp(cpu: NativeCpu, format: str) -> None:
+    """A weight of gate and up in one order is nowhere taken for one in the other, and as long as its padding makes it."""
+    x, down = random(0, 3, 33), cpu.pack(random(1, 5, 21), format)
+    halves, plain = (cpu.pack(random(2, 42, 33), format, halves) for halves in (True, False))
+    cpu.ops.mlp(x, halves, down, "silu")
+    with pytest.raises(ValueError, match="mlp alone"):
+        cpu.ops.matmul(x, halves)
+    with pytest.raises(ValueError, match="mlp alone"):
+        cpu.ops.mlp(x, plain, cpu.pack(random(1, 6, 21), format, halves=True), "silu")
+    with pytest.raises(ValueError, match="bytes"):
+        cpu.ops.mlp(x, dataclasses.replace(plain, halves=True, data=plain.data[:-1]), down, "silu")
+    with pytest.raises(ValueError, match="do not go with"):
+        cpu.ops.mlp(x, halves, cpu.pack(random(1, 5, 20), format), "silu")
 
 
 @pytest.mark.parametrize("format", ["f32", "bf16", *quant.FORMATS])

@@ -131,7 +131,7 @@ def test_a_replay_is_the_function(cpu: Backend, runs: list[tuple[list[Segment], 
 @dataclasses.dataclass
 class Chain:
     """A norm, a product of heads, their rotation and their entries; a product of gate and up and its activation; an addition, a norm and a
-    product whose result has the width of what is added: what a program of the whole may do in one pass."""
+    product whose result has the width of what is added; the same and an MLP: what a program of the whole may do in one pass."""
 
     spec: AttentionSpec
     weight: str
@@ -145,6 +145,7 @@ class Chain:
         width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
         table, norm = random(1, 50, HIDDEN), random(2, HIDDEN)
         qkv, up = (backend.pack(random(seed, rows, HIDDEN) / 5, self.weight) for seed, rows in ((3, width), (4, 2 * self.inner)))
+        both = backend.pack(random(11, 2 * self.inner, HIDDEN) / 5, self.weight, halves=True)
         down, last = (backend.pack(random(seed, HIDDEN, columns) / 5, self.weight) for seed, columns in ((9, self.inner), (10, HIDDEN)))
         bias = random(5, width) if self.bias else None
         angle = random(6, 400, spec.head_dim // 2)
@@ -159,7 +160,8 @@ class Chain:
             ops.rope(heads, batch.positions, cos, sin, spec, q_norm, k_norm, 1e-6)
             ops.write_kv(heads, pool, 1, batch.slots, spec)
             x, residual = ops.add_norm(ops.matmul(ops.gate(ops.matmul(x, up), "silu"), down), residual, norm, 1e-6)
-            return heads, residual, ops.matmul(x, last)
+            x, residual = ops.add_norm(ops.matmul(x, last), residual, norm, 1e-6)
+            return heads, residual, ops.mlp(x, both, down, "silu")
 
         return forward
 
