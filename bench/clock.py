@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import statistics
@@ -37,8 +38,23 @@ def median(work: Work, budget: float) -> float:
     return statistics.median(seconds_of(work, budget))
 
 
-def in_turns(works: dict[str, Work], budget: float) -> dict[str, float]:
-    """The median of each, measured round by round, so that a machine that slows down slows all of them. `budget` seconds for each."""
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+    """Seconds of several works, measured round by round: the i-th of each belong together."""
+
+    seconds: dict[str, list[float]]
+
+    def median(self, name: str) -> float:
+        return statistics.median(self.seconds[name])
+
+    def ratio(self, name: str, other: str) -> float:
+        """How many times as long as the other: the median of the rounds' own ratios. A machine whose speed changes from second to second
+        changes both sides of each, where two medians may come from different seconds."""
+        return statistics.median(one / two for one, two in zip(self.seconds[name], self.seconds[other]))
+
+
+def in_turns(works: dict[str, Work], budget: float) -> Rounds:
+    """`budget` seconds for each, at least five rounds; one before them is not counted."""
     for work in works.values():
         work()
     times: dict[str, list[float]] = {name: [] for name in works}
@@ -48,18 +64,13 @@ def in_turns(works: dict[str, Work], budget: float) -> dict[str, float]:
             begin = time.perf_counter()
             work()
             times[name].append(time.perf_counter() - begin)
-    return {name: statistics.median(values) for name, values in times.items()}
+    return Rounds(times)
 
 
 def reading(backend: NativeCpu, count: int) -> Work:
     """Reads memory of `count` bytes, the kind that weights lie in, on the backend's threads."""
     memory = huge_pages(count).fill_(1)
     return lambda: backend.library.read(memory.data_ptr(), count)
-
-
-def bandwidth(backend: NativeCpu, count: int, budget: float) -> float:
-    """Bytes a second that so many are read with."""
-    return count / median(reading(backend, count), budget)
 
 
 def arithmetic(backend: NativeCpu, format: str, budget: float) -> float:

@@ -9,13 +9,16 @@
 
 A step is one recorded forward on random weights and the pick of a token. Its memory floor is its weight bytes over the read bandwidth
 measured in the same rounds, on as many threads; its arithmetic floor is its multiplications over the rate measured on operands that stay
-in cache. Figures are medians. A busy machine spoils them: the last line says how much processor time others took.
+in cache. Figures are medians, and ratios medians of the ratios of each round, in which everything runs once, so that the machine's
+changing speed cancels. A busy machine spoils them: the last line says how much processor time others took. Bars that depend on how fast a
+machine multiplies beside how fast it reads are given as multiples of its limit too (`limits.py`).
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +31,8 @@ from forerun.backends.cpu.backend import NativeCpu, open_native
 from forerun.bench import kernels_torch, plots
 from forerun.bench.bars import Bar, present
 from forerun.bench.cli import machine
-from forerun.bench.clock import Work, arithmetic, bandwidth, cpu_seconds, in_turns, least, median, neighbour, reading
+from forerun.bench.clock import Rounds, Work, arithmetic, cpu_seconds, in_turns, least, median, neighbour, reading
+from forerun.bench.limits import Limits, Load, allowed_rows, multiples
 from forerun.bench.random_model import SHAPES, Model, Shape, batch
 from forerun.kernels import quant
 
@@ -45,6 +49,11 @@ class Bench:
     quick: bool
     bars: list[Bar] = dataclasses.field(default_factory=list)
     details: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def rate(self) -> float:
+        """Multiplications a second of bf16 that stays in cache."""
+        return arithmetic(self.backend, "bf16", self.seconds)
 
     def bar(self, name: str, measured: float, limit: float, note: str, unit: str = "") -> None:
         self.bars.append(Bar(name, measured, "≤", limit, unit, note))
@@ -68,16 +77,25 @@ class Steps:
     def decode(self, rows: int) -> Work:
         return self.step(rows, 1, CONTEXT)
 
-    def multiplications(self, rows: int, logits: int) -> int:
-        return rows * self.shape.layer_products() + logits * self.shape.vocab * self.shape.hidden
+    def load(self, rows: int, logits: int) -> Load:
+        return Load(self.model.bytes, rows * self.shape.layer_products() + logits * self.shape.vocab * self.shape.hidden)
+
+    def limits(self, floor: float, rate: float) -> Limits:
+        """Of this machine. `floor`: seconds that reading the weights takes."""
+        return Limits(self.model.bytes / floor, rate)
 
 
-def table(title: str, took: dict[str, float], floor: float, tokens: dict[str, int]) -> None:
-    """`took`: the first one is what the others are compared with."""
-    first = next(iter(took.values()))
+def table(title: str, took: Rounds, tokens: dict[str, int]) -> None:
+    """Each beside "read", the memory floor, and beside the first one."""
+    first = next(iter(tokens))
     print(f"\n{title:24s}     ms    / floor  / first   tokens/s")
-    for name, seconds in took.items():
-        print(f"{name:22s} {seconds * 1e3:8.3f} {seconds / floor:8.2f} {seconds / first:8.2f} {tokens[name] / seconds:10.0f}")
+    for name, count in tokens.items():
+        seconds = took.median(name)
+        print(f"{name:22s} {seconds * 1e3:8.3f} {took.ratio(name, 'read'):8.2f} {took.ratio(name, first):8.2f} {count / seconds:10.0f}")
+
+
+def medians(took: Rounds) -> dict[str, float]:
+    return {"floor" if name == "read" else name: took.median(name) for name in took.seconds}
 
 
 def step(bench: Bench) -> None:
@@ -85,19 +103,24 @@ def step(bench: Bench) -> None:
     cases = {f"decode of {n}": (n, 1, CONTEXT) for n in (1, 4, 8, 16)} | {f"verify of {n}": (1, n, CONTEXT) for n in (2, 4, 8, 16)}
     cases["decode at 1000"] = (1, 1, 1000)
     took = in_turns({"read": steps.read} | {name: steps.step(*case) for name, case in cases.items()}, bench.seconds)
-    floor = took.pop("read")
+    floor, one = took.median("read"), took.median("decode of 1")
     print(f"weights {steps.model.bytes / 1e6:.0f} MB, read with {steps.model.bytes / floor / 1e9:.1f} GB/s: floor {floor * 1e3:.2f} ms")
-    table("step", took, floor, {name: case[0] * case[1] for name, case in cases.items()})
-    one = took["decode of 1"]
-    bench.bar("bf16: 1 row / memory floor", one / floor, 1.15, f"{one * 1e3:.2f} of {floor * 1e3:.2f} ms")
-    bench.bar("bf16: 8 rows / 1 row", took["decode of 8"] / one, 1.25, f"{took['decode of 8'] * 1e3:.2f} ms")
-    bench.bar("bf16: 16 rows / 1 row", took["decode of 16"] / one, 1.6, f"{took['decode of 16'] * 1e3:.2f} ms")
+    table("step", took, {name: case[0] * case[1] for name, case in cases.items()})
+    bench.bar("bf16: 1 row / memory floor", took.ratio("decode of 1", "read"), 1.15, f"{one * 1e3:.2f} of {floor * 1e3:.2f} ms")
+    for rows, limit in ((8, 1.25), (16, 1.6)):
+        beside_one_row(bench, steps, took, "bf16", rows, limit)
     bench.bar("what a replay costs beside the kernels", python_share(bench) * 1e6, 100, "", "µs")
     decode = steps.decode(1)
     with neighbour():
         busy = median(decode, 2 * bench.seconds)
     bench.bar("1 row beside a busy process / quiet", busy / one, 1.25, f"{busy * 1e3:.2f} ms")
-    bench.details["step"] = took | {"floor": floor}
+    bench.details["step"] = medians(took)
+
+
+def beside_one_row(bench: Bench, steps: Steps, took: Rounds, format: str, rows: int, limit: float) -> None:
+    seconds, load = took.median(f"decode of {rows}"), steps.load(rows, rows)
+    share = multiples(load, seconds, steps.limits(took.median("read"), bench.rate), allowed_rows(load, limit))
+    bench.bar(f"{format}: {rows} rows / 1 row", took.ratio(f"decode of {rows}", "decode of 1"), limit, f"{seconds * 1e3:.2f} ms, {share}")
 
 
 def python_share(bench: Bench) -> float:
@@ -112,13 +135,12 @@ def rows(bench: Bench) -> None:
     steps = Steps(bench, SHAPES["135m"], "bf16")
     counts = ROWS[::3] if bench.quick else ROWS
     took = in_turns({"read": steps.read} | {f"{n} rows": steps.decode(n) for n in counts}, bench.seconds)
-    floor, rate = took.pop("read"), arithmetic(bench.backend, "bf16", bench.seconds)
-    table("rows", took, floor, {f"{n} rows": n for n in counts})
+    table("rows", took, {f"{n} rows": n for n in counts})
     bench.details["rows"] = {
         "rows": list(counts),
-        "seconds": list(took.values()),
-        "memory": floor,
-        "arithmetic": [steps.multiplications(n, n) / rate for n in counts],
+        "seconds": [took.median(f"{n} rows") for n in counts],
+        "memory": took.median("read"),
+        "arithmetic": [steps.load(n, n).multiplications / bench.rate for n in counts],
     }
 
 
@@ -126,16 +148,18 @@ def prompt(bench: Bench) -> None:
     """Each beside its limit: the longer one of reading the weights and multiplying in cache."""
     steps = Steps(bench, SHAPES["135m"], "bf16")
     works = {"512": steps.step(1, 512, 0, "last"), "57": steps.step(1, 57, 0, "last"), "16": steps.decode(16)}
-    took = in_turns(works, 2 * bench.seconds)
-    floor = steps.model.bytes / bandwidth(bench.backend, steps.model.bytes, bench.seconds)
-    rate = arithmetic(bench.backend, "bf16", bench.seconds)
-    limit = {name: max(floor, steps.multiplications(int(name), 16 if name == "16" else 1) / rate) for name in works}
-    print(f"\nthe machine's limits here: {steps.model.bytes / floor / 1e9:.1f} GB/s, {2 * rate / 1e9:.0f} GFLOP/s")
+    took = in_turns({"read": steps.read} | works, 2 * bench.seconds)
+    here = steps.limits(took.median("read"), bench.rate)
+    loads = {name: steps.load(int(name), 16 if name == "16" else 1) for name in works}
+    print(f"\nthe machine's limits here: {here.bandwidth / 1e9:.1f} GB/s, {2 * here.rate / 1e9:.0f} GFLOP/s")
+    bench.details["prompt"] = {}
     for name, what in (("16", "decoding at batch 16"), ("57", "prompt of 57, first token"), ("512", "prefill of 512")):
-        pace, most = int(name) / took[name], int(name) / limit[name]
-        print(f"{what:26s} {took[name] * 1e3:7.2f} ms {pace:7.0f} tokens/s, limit {limit[name] * 1e3:7.2f} ms {most:7.0f} tokens/s")
-    bench.bar("first token of 57, in-process", took["57"] * 1e3, 25, f"limit {limit['57'] * 1e3:.1f} ms", "ms")
-    bench.details["prompt"] = {name: {"seconds": took[name], "limit": limit[name]} for name in works}
+        seconds, limit = took.median(name), here.seconds(loads[name])
+        pace, most = int(name) / seconds, int(name) / limit
+        print(f"{what:26s} {seconds * 1e3:7.2f} ms {pace:7.0f} tokens/s, limit {limit * 1e3:7.2f} ms {most:7.0f} tokens/s")
+        bench.details["prompt"][name] = {"seconds": seconds, "limit": limit}
+    first = took.median("57")
+    bench.bar("first token of 57, in-process", first * 1e3, 25, multiples(loads["57"], first, here, 25e-3), "ms")
 
 
 def sizes(bench: Bench) -> None:
@@ -144,12 +168,12 @@ def sizes(bench: Bench) -> None:
         took = in_turns(
             {"read": steps.read, **{f"decode of {n}": steps.decode(n) for n in (1, 8, 16)}}, bench.seconds * (3 if name == "1b" else 1)
         )
-        floor = took.pop("read")
-        table(f"{name}, {steps.model.bytes / 1e6:.1f} MB", took, floor, {f"decode of {n}": n for n in (1, 8, 16)})
-        bench.details[name] = took | {"floor": floor}
-        one = took["decode of 1"]
+        table(f"{name}, {steps.model.bytes / 1e6:.1f} MB", took, {f"decode of {n}": n for n in (1, 8, 16)})
+        bench.details[name] = medians(took)
+        one, floor = took.median("decode of 1"), took.median("read")
         if name == "1b":
-            bench.bar("1B class, bf16: 1 row / memory floor", one / floor, 1.15, f"{one * 1e3:.1f} of {floor * 1e3:.1f} ms")
+            note = f"{one * 1e3:.1f} of {floor * 1e3:.1f} ms"
+            bench.bar("1B class, bf16: 1 row / memory floor", took.ratio("decode of 1", "read"), 1.15, note)
 
 
 def codes(bench: Bench) -> None:
@@ -157,17 +181,10 @@ def codes(bench: Bench) -> None:
     for format in limits if bench.quick else quant.FORMATS:
         steps = Steps(bench, SHAPES["135m"], format)
         took = in_turns({"read": steps.read, **{f"decode of {n}": steps.decode(n) for n in (1, 4, 8, 16)}}, bench.seconds)
-        floor = took.pop("read")
-        table(f"{format}, {steps.model.bytes / 1e6:.0f} MB", took, floor, {f"decode of {n}": n for n in (1, 4, 8, 16)})
-        bench.details[format] = took | {"floor": floor}
+        table(f"{format}, {steps.model.bytes / 1e6:.0f} MB", took, {f"decode of {n}": n for n in (1, 4, 8, 16)})
+        bench.details[format] = medians(took)
         if format in limits:
-            one, eight = took["decode of 1"], took["decode of 8"]
-            bench.bar(
-                f"{format}: 8 rows / 1 row",
-                eight / one,
-                limits[format],
-                f"{eight * 1e3:.2f} of {one * 1e3:.2f} ms, floor {floor * 1e3:.2f}",
-            )
+            beside_one_row(bench, steps, took, format, 8, limits[format])
 
 
 def beside_torch(bench: Bench) -> None:

@@ -5,7 +5,7 @@ from the last-level cache, and those of the model that fits into a core's own ca
 and gives float32, torch's bf16: that is what each has in a model. Up to eight products in a row are measured, so that our making of
 their input, once, counts for little. They are measured in turns, and the least of each one's medians counts: what takes a few microseconds
 is spoilt by a single interruption. Between two turns lies a pause, since torch's idle threads spin for a while and would take a core from
-ours.
+ours. Products that take long are measured one by one, so that each has as many turns as any.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from forerun.engine.batch import Batch
 COLD = 96 << 20
 """Bytes of copies that no cache holds, where eight are as many."""
 PRODUCTS = 8
+LONG = 1 << 31
+"""Multiplications of a product that takes so long that nothing is gained by several in a row."""
 TURNS, PAUSE = 4, 0.01
-"""Medians of each, where they are short, and seconds before one."""
+"""Medians of each, and seconds before one."""
 EQUAL = 1.05
 """A ratio up to here counts as equal: two runs of the same differ by as much."""
 NAMES = ("qkv", "out", "gate_up", "down", "head")
@@ -70,22 +72,19 @@ def _model(backend: NativeCpu, model: str, seconds: float, quick: bool) -> Itera
         for rows in ROWS[::3] if quick else ROWS:
             if name == "head" and rows > 64:
                 continue
-            calls = PRODUCTS // copies
+            calls = 1 if rows * outputs * inputs > LONG else PRODUCTS // copies
             works = _works(backend, ours, plain, rows, calls)
             took = {key: value / (copies * calls) for key, value in least_median(works, seconds).items()}
             yield Pair(f"{model} {name}", rows, took["ours"], took["linear"], took.get("packed"))
 
 
 def least_median(works: dict[str, Work], seconds: float) -> dict[str, float]:
-    """The least of TURNS medians of each; of fewer, and at least one, where a turn takes long: `seconds` for each in all."""
+    """The least of TURNS medians of each: `seconds` for each in all, if it is not long."""
     took = dict.fromkeys(works, float("inf"))
-    end = time.perf_counter() + seconds * len(works)
     for _ in range(TURNS):
         for key, work in works.items():
             time.sleep(PAUSE)
             took[key] = min(took[key], median(work, seconds / TURNS))
-        if time.perf_counter() > end:
-            break
     return took
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from forerun.bench import kernels, kernels_torch, plots
-from forerun.bench.clock import Work, in_turns, median
+from forerun.bench.clock import Rounds, Work, in_turns, median
 from forerun.bench.kernels_torch import Pair, present
+from forerun.bench.limits import SET_ON, Limits, Load, allowed_rows, multiples
 from forerun.bench.random_model import SHAPES
 
 
@@ -35,8 +36,25 @@ def test_an_unknown_part_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def test_works_are_measured_in_turns() -> None:
     order: list[str] = []
     took = in_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 0.0)
-    assert order == ["a", "b"] * 6 and set(took) == {"a", "b"}
+    assert order == ["a", "b"] * 6 and {name: len(seconds) for name, seconds in took.seconds.items()} == {"a": 5, "b": 5}
     assert median(lambda: None, 0.0) >= 0
+
+
+def test_a_ratio_is_taken_round_by_round() -> None:
+    """The machine slows down to half its speed: one work always takes twice as long as the other, whatever their medians say."""
+    took = Rounds({"one": [1.0, 1.0, 2.0, 2.0, 2.0], "two": [2.0, 2.0, 4.0, 4.0, 4.2]})
+    assert took.ratio("two", "one") == 2.0 and took.ratio("one", "two") == 0.5 and took.median("two") == 4.0
+
+
+def test_a_bar_and_a_figure_are_multiples_of_their_own_machines_limits() -> None:
+    """By hand: 57 tokens are 12.2 GFLOP; there 889 a second, here 400."""
+    shape = SHAPES["135m"]
+    load = Load(269_000_000, 57 * shape.layer_products() + shape.vocab * shape.hidden)
+    assert SET_ON.seconds(load) == pytest.approx(13.7e-3, rel=0.01)
+    here = Limits(30e9, 200e9)
+    assert multiples(load, 36e-3, here, 25e-3) == "1.18 × the machine's limit, where the bar is 1.83 ×"
+    assert here.seconds(Load(269_000_000, 1)) == pytest.approx(8.97e-3, rel=0.01), "one row is read, not multiplied"
+    assert allowed_rows(load, 1.6) == pytest.approx(11.25e-3, rel=0.01)
 
 
 def test_the_least_of_several_medians_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,9 +72,6 @@ def test_the_least_of_several_medians_counts(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(kernels_torch, "PAUSE", 0.0)
     assert kernels_torch.least_median(works, 1.0) == {"a": 2.0, "b": 5.0}
     assert asked == ["a", "b"] * kernels_torch.TURNS
-
-    monkeypatch.setattr(kernels_torch, "median", lambda work, budget: 3.0)
-    assert kernels_torch.least_median(dict(works, c=lambda: None), -1.0) == {"a": 3.0, "b": 3.0, "c": 3.0}, "one turn at least"
 
 
 def test_the_verdict_is_against_the_best_of_torch() -> None:
