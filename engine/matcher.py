@@ -77,7 +77,7 @@ class Matcher:
         refuse it."""
         masks: dict[tuple[int, ...], Bits] = {}
         if not draft.law:
-            draft = join(self._forced(root, min(room.nodes, room.depth), masks), draft, room.nodes, room.depth)
+            draft = join(self._forced(root, min(room.nodes, room.depth), masks), draft, room.nodes)
         stays: list[bool] = []
         open_: list[bool] = []
         for node, path in enumerate(draft.paths()):
@@ -162,20 +162,20 @@ class Matcher:
         return bits
 
 
-def join(forced: Sequence[int], draft: Draft, nodes: int, depth: int) -> Draft:
-    """A chain of forced tokens, with the draft laid over it: what says the same is the same node, what says otherwise at a forced place
-    goes, what goes on behind the chain hangs there. At most `nodes` nodes; the chain has at most `depth`."""
-    count = min(len(forced), nodes, depth)
+def join(forced: Sequence[int], draft: Draft, nodes: int) -> Draft:
+    """A chain of forced tokens, at most `nodes`, with the draft laid over it: what says the same is the same node, what says otherwise at a
+    forced place goes, what goes on behind the chain hangs there. At most `nodes` nodes in all, where anything is forced."""
+    count = len(forced)
     if not count:
         return draft
-    token, parent, confidence, probe = list(forced[:count]), list(range(-1, count - 1)), [1.0] * count, [False] * count
+    token, parent, confidence, probe = list(forced), list(range(-1, count - 1)), [1.0] * count, [False] * count
     source = [0] * count if draft.source else []
     place: list[int] = []
     """of each node of the draft, -1 = it went"""
     for node, (t, p) in enumerate(zip(draft.token, draft.parent)):
         at = -1 if p < 0 else place[p]
         gone = p >= 0 and at < 0
-        if not gone and at + 1 < count and at < count and (p < 0 or at < count - 1):
+        if not gone and at + 1 < count:
             if t == token[at + 1] and not draft.probe[node]:
                 place.append(at + 1)
                 if source:
