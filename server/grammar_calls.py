@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 import msgspec
 
+BESIDE = ("$ref", "anyOf", "oneOf", "not", "if", "dependentRequired", "dependentSchemas", "dependencies", "minProperties", "maxProperties")
+"""what a schema says of its properties together"""
 Style = Literal["hermes", "mistral", "args", "json", "pythonic"]
 
 
@@ -75,10 +77,10 @@ def _opening(style: Style, name: str, calls: Calls) -> str:
 
 def _python(i: int, tool: Tool, options: dict[str, Any]) -> list[str]:
     """Keyword arguments in the order of the schema. `first_i_k`: nothing was said yet, `next_i_k`: something was."""
-    properties: dict[str, Any] = tool.schema.get("properties", {})
-    if "properties" not in tool.schema and any(key in tool.schema for key in ("$ref", "allOf", "anyOf", "oneOf")):
-        raise CallsError(f"the arguments of tool {tool.name!r} must be `properties`, since this model writes them one by one")
-    required = set(tool.schema.get("required", ()))
+    arguments, required = _arguments(tool.schema, tool.name)
+    if impossible := [name for name in required if arguments[name] is False]:
+        raise CallsError(f"{impossible[0]!r} of tool {tool.name!r} must be there and must not: nothing can satisfy it")
+    properties = {name: {} if given is True else given for name, given in arguments.items() if given is not False}
     for name in (*tool.name.split("."), *properties):
         if not name.isidentifier() or keyword.iskeyword(name):
             raise CallsError(f"{name!r} of tool {tool.name!r} is no name in Python, in which this model writes its calls")
@@ -90,9 +92,30 @@ def _python(i: int, tool: Tool, options: dict[str, Any]) -> list[str]:
         skip = "" if name in required else " | "
         rules.append(f"first_{i}_{k}: {said}{skip}{f'first_{i}_{k + 1}' if skip else ''}")
         rules.append(f'next_{i}_{k}: ", " {said}{skip}{f"next_{i}_{k + 1}" if skip else ""}')
-        rules.append(f"value_{i}_{k}: {_json({**shared, **schema} if isinstance(schema, dict) else {}, escapes)}")
+        rules.append(f"value_{i}_{k}: {_json({**shared, **schema}, escapes)}")
     last = len(properties)
     return [*rules, f'first_{i}_{last}: ""', f'next_{i}_{last}: ""']
+
+
+def _arguments(schema: bool | dict[str, Any], tool: str) -> tuple[dict[str, bool | dict[str, Any]], set[str]]:
+    """The schema of each argument, and the names of those that must be there: of `properties`, and of the parts of an `allOf`."""
+    if schema is True:
+        return {}, set()
+    if schema is False:
+        raise CallsError(f"the arguments of tool {tool!r} are `false`: nothing can satisfy it")
+    together = [key for key in BESIDE if key in schema]
+    if together:
+        why = f"this model writes the arguments of {tool!r} one by one, so {together[0]!r} of them together cannot be followed"
+        raise CallsError(f"{why}: say it in `properties` and `required`, or let `tool_choice` be auto")
+    found = dict(schema.get("properties", {}))
+    required = set(schema.get("required", ()))
+    for part in schema.get("allOf", ()):
+        more, needed = _arguments(part, tool)
+        for name, given in more.items():
+            both = [found[name], given] if name in found else [given]
+            found[name] = False if False in both else {"allOf": both} if len(both) > 1 else given
+        required |= needed
+    return found | dict.fromkeys(sorted(required - found.keys()), True), required
 
 
 def _json(schema: dict[str, Any], options: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import llguidance
@@ -15,6 +16,7 @@ from forerun.server import chat, tools
 from forerun.server.dialects import HERMES, JSON, MISTRAL, PYTHONIC, Dialect
 from forerun.server.errors import ApiError
 from forerun.server.grammar import Constraint
+from forerun.server.grammar_calls import BESIDE
 from forerun.server.grammar_check import Asked, Wrong, translate
 from forerun.server.openai_schema import ChatRequest
 from forerun.server.reading import Reader
@@ -200,9 +202,51 @@ class TestForced:
         """Said so, instead of a call without any."""
         schema = {"$ref": "#/$defs/P", "$defs": {"P": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}}}
         tool = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
-        with pytest.raises(Wrong, match="the arguments of tool 'f' must be `properties`"):
+        with pytest.raises(Wrong, match=r"'\$ref' of them together cannot be followed.*tool_choice"):
             translate(Asked("calls", forced("pythonic", tool)[1].value))
         assert accepted(forced("json", tool)[1], '{"name": "f", "parameters": {"a": 1}}')
+
+    @pytest.mark.parametrize("key", sorted(BESIDE))
+    @pytest.mark.parametrize("inside", [False, True])
+    def test_what_holds_for_arguments_together_is_not_left_out(self, key: str, inside: bool) -> None:
+        counts, maps = ("minProperties", "maxProperties"), ("dependentRequired", "dependentSchemas", "dependencies")
+        beside = {key: 1 if key in counts else {} if key in maps else [{"required": ["a"]}] if key.endswith("Of") else {"required": ["a"]}}
+        beside = {"$ref": "#"} if key == "$ref" else beside
+        both = {"allOf": [beside]} if inside else beside
+        schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, **both}
+        _, made = forced("pythonic", [{"type": "function", "function": {"name": "f", "parameters": schema}}])
+        with pytest.raises(Wrong, match=re.escape(repr(key))):
+            translate(Asked("calls", made.value))
+
+    def test_parts_that_all_hold_are_one_list_of_arguments(self) -> None:
+        schema = {
+            "properties": {"a": {"type": "integer"}, "never": False, "any": True},
+            "required": ["a", "unsaid"],
+            "allOf": [{"properties": {"a": {"minimum": 3, "maximum": 4}, "b": {"enum": ["x"]}}, "required": ["b"]}, {"required": ["any"]}],
+        }
+        _, made = forced("pythonic", [{"type": "function", "function": {"name": "f", "parameters": schema}}])
+        assert accepted(made, '[f(a=3, any=[1], b="x", unsaid="u")]')
+        for wrong in (
+            "a=2, any=1, b='x', unsaid=1",
+            'a=3, b="x", unsaid=1',
+            'a=3, any=1, b="y", unsaid=1',
+            'a=3, never=1, any=1, b="x", unsaid=1',
+        ):
+            assert not accepted(made, f"[f({wrong})]")
+        assert not accepted(made, '[f(a=3, any=1, b="x")]')
+
+    @pytest.mark.parametrize(
+        "schema",
+        [
+            {"properties": {"a": False}, "required": ["a"]},
+            {"properties": {"a": False}, "allOf": [{"properties": {"a": {"type": "integer"}}, "required": ["a"]}]},
+            {"properties": {}, "allOf": [True, False]},
+        ],
+    )
+    def test_an_argument_that_must_be_there_and_may_not_is_nothing_that_can_be_said(self, schema: dict[str, Any]) -> None:
+        _, made = forced("pythonic", [{"type": "function", "function": {"name": "f", "parameters": schema}}])
+        with pytest.raises(Wrong, match="nothing can satisfy it"):
+            translate(Asked("calls", made.value))
 
     def test_a_wrong_schema_names_tool_and_place(self) -> None:
         wrong = {"type": "object", "properties": {"a": {"type": "strin"}}}
