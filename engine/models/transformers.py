@@ -198,9 +198,13 @@ class Adapted:
         self.max_tokens = max_tokens
         self.dtype = str(dtype).removeprefix("torch.")
         self.weight_bytes = pack_modules(model, backend, dtype)
-        self.blocks = next(each for each in model.modules() if type(each) is nn.ModuleList and len(each) == self.layers)
+        lists = (each for each in model.modules() if type(each) is nn.ModuleList and len(each) == self.layers)
+        self.blocks = next(lists, nn.ModuleList())
+        widths = [each.packed.shape[0] for each in self.blocks.modules() if type(each) is PackedLinear]
+        if not widths:
+            raise refused(type(model).__name__, f"has no list of {self.layers} layers with products in them")
         # Modules run one after the other: the stream, its norms and sums, and query, key and value as they are made, turned and joined.
-        self.width = 8 * self.hidden + 6 * max(each.packed.shape[0] for each in self.blocks.modules() if type(each) is PackedLinear)
+        self.width = 8 * self.hidden + 6 * max(widths)
         self.some_logits = "logits_to_keep" in signatures.signature(model.forward).parameters
         self.states: dict[int, Tensor] = {}
         self.pool = inspect(self, dtype)
@@ -264,12 +268,7 @@ def load_transformers(
     try:
         config = copy.deepcopy(library.AutoConfig.from_pretrained(folder, **options))
         model = library.AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            attn_implementation=bridge.name,
-            use_safetensors=None if allow_pickle else True,
-            **options,
+            folder, config=config, dtype=dtype, attn_implementation=bridge.name, use_safetensors=None if allow_pickle else True, **options
         )
     except (ValueError, OSError, KeyError, ImportError, AttributeError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]

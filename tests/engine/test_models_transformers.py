@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from forerun.engine.errors import StartError
 from forerun.engine.models.load import load_model
 from forerun.engine.models.model import Model
 from forerun.engine.models.spec import FAMILIES
-from forerun.engine.models.transformers import VERIFIED
+from forerun.engine.models.transformers import VERIFIED, Adapted, Bridge
 from forerun.messages import Start
 from tests.engine.paging import Feeder, random_sequences
 
@@ -137,6 +138,17 @@ def test_a_model_that_mixes_rows_otherwise_is_refused(arch: str, tmp_path: Path,
     with pytest.raises(StartError, match=reason) as raised:
         load(tmp_path, backend)
     assert "docs/models.md" in raised.value.cure
+
+
+@pytest.mark.parametrize("layers", [0, 1, 2])
+def test_a_model_without_a_list_of_its_layers_is_refused(layers: int, backend: Backend) -> None:
+    text = SimpleNamespace(vocab_size=8, hidden_size=4, num_hidden_layers=2)
+    model = torch.nn.Module()
+    model.config = SimpleNamespace(get_text_config=lambda: text)  # type: ignore[assignment]
+    model.layers = torch.nn.ModuleList(torch.nn.Identity() for _ in range(layers))
+    model.outside = torch.nn.Linear(4, 4)
+    with pytest.raises(StartError, match="has no list of 2 layers with products in them"):
+        Adapted(model, Bridge(backend.ops), backend, 8, torch.float32)
 
 
 def test_other_reasons(tmp_path: Path, backend: Backend) -> None:
