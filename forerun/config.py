@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from forerun.options import ConfigError, Option, from_environment, from_file, from_flags, idle, options_of, ours, tgi
 
-SPECULATORS = ("dflash", "dspark", "eagle", "lookahead", "medusa", "mlp", "model", "mtp", "ngram", "remote", "suffix")
+SPECULATORS = ("dflash", "dspark", "eagle", "grams", "lookahead", "medusa", "mlp", "model", "mtp", "ngram", "remote", "suffix")
 """drafters this version can run, alone or joined by `+`, each with `=VALUE` where it takes one"""
 
 

@@ -10,7 +10,7 @@ from forerun.train.acceptance import LENGTHS
 
 README = """# A draft for {target}
 
-{kind} for `--speculator {speculator}`, {megabytes:.1f} MB in bfloat16, {parameters:,} parameters, made by
+{kind} for `--speculator {speculator}`, {megabytes:.1f} MB, {parameters:,} parameters, made by
 
 ```sh
 {command}

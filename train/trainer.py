@@ -104,7 +104,9 @@ class Trainer:
             saved = time.monotonic()
 
     def _done(self) -> float:
-        """How much of the training is done: of its steps or of its time, whichever is further."""
+        """How much of the training is done: of its steps or of its time, whichever is further. Where there are no steps, all."""
+        if not self.steps:
+            return 1.0
         return max(self.step / self.steps, self.seconds / (60 * self._minutes) if self._minutes else 0.0)
 
     def _place(self) -> tuple[int, int]:

@@ -19,6 +19,8 @@ from forerun.engine.errors import StartError
 from forerun.engine.weights import read_config
 
 BEST_FIRST = ("dspark", "dflash", "eagle", "mtp", "medusa", "mlp")
+TABLES = ("grams",)
+"""what computes nothing"""
 SPECULATORS = {"eagle3": "eagle", "peagle": "eagle", "dflash": "dflash", "dspark": "dspark", "mtp": "mtp", "mlp": "mlp", "medusa": "medusa"}
 """`speculators_model_type` → drafter"""
 WITHIN = re.compile(r"(^|\.)(mtp|mtp_layers\.\d+)\.|\.eh_proj\.weight$")
@@ -28,7 +30,8 @@ MOST_HEADER = 1 << 28
 
 
 def find_heads(folder: Path) -> str | None:
-    """The best drafter in or beside a model's folder, as `--speculator` would have it (`eagle=DIR`), or None."""
+    """The best drafter in or beside a model's folder, as `--speculator` would have it (`eagle=DIR`), or None. A table of n-grams takes no
+    time of the device, so it comes with whatever else there is."""
     if not folder.is_dir():
         return None
     inside, near = folders_in(folder), folders_in(folder.parent)
@@ -38,7 +41,8 @@ def find_heads(folder: Path) -> str | None:
         kind = kind_of(place)
         if kind is not None:
             found.setdefault(kind, place)
-    return next((f"{kind}={found[kind]}" for kind in BEST_FIRST if kind in found), None)
+    best = next(([kind] for kind in BEST_FIRST if kind in found), [])
+    return "+".join(f"{kind}={found[kind]}" for kind in (*TABLES, *best) if kind in found) or None
 
 
 def folders_in(place: Path) -> list[Path]:
@@ -61,6 +65,8 @@ def told_by(config: dict[str, Any], names: Iterable[str]) -> str | None:
     """The first that fits, in an order in which none is taken for another."""
     names = set(names)
     classes = " ".join(map(str, config.get("architectures") or []))
+    if config.get("model_type") == "grams":
+        return "grams"
     said = config.get("speculators_model_type")
     if said is not None:
         return SPECULATORS.get(str(said))

@@ -24,6 +24,7 @@ DRAFTERS = {
     "dflash": "forerun.engine.drafters.dflash:Dflash",
     "dspark": "forerun.engine.drafters.dflash:Dflash",
     "eagle": "forerun.engine.drafters.eagle:Eagle",
+    "grams": "forerun.engine.drafters.grams:Grams",
     "lookahead": "forerun.engine.drafters.lookahead:Lookahead",
     "medusa": "forerun.engine.drafters.medusa:Medusa",
     "mlp": "forerun.engine.drafters.mlp:Mlp",

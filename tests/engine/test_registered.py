@@ -25,6 +25,7 @@ SPECS = {name: [name] for name in DRAFTERS} | {
     "lookahead": ["lookahead", "suffix+lookahead=window=2,ngram=3,guesses=3"],
     "model": ["model={itself}", "suffix+model={stranger}+model={itself}"],
     "medusa": ["medusa={medusa}"],
+    "grams": ["grams={grams}", "suffix+grams={grams}"],
     "mlp": ["mlp={mlp}"],
     "remote": ["remote={service},wait=60000"],
     "dflash": ["dflash={dflash}"],

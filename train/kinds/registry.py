@@ -25,6 +25,7 @@ KINDS = {
     "dflash": "forerun.train.kinds.dflash:Dflash",
     "dspark": "forerun.train.kinds.dspark:Dspark",
     "eagle3": "forerun.train.kinds.eagle3:Eagle3",
+    "grams": "forerun.train.kinds.grams:Grams",
     "medusa": "forerun.train.kinds.medusa:Medusa",
     "mtp": "forerun.train.kinds.mtp:Mtp",
     "model": "forerun.train.kinds.model:ModelDraft",

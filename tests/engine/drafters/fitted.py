@@ -9,12 +9,15 @@ import itertools
 import json
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Terms
+from forerun.train.kinds.grams import Grams
+from forerun.train.shards import Record
 from tests.engine.drafters.blocks import LAYOUTS, Layout, plain_config, target, tensors_of
 from tests.engine.drafters.golden import HIDDEN, draw, write
 from tests.engine.drafters.nets import write_eagle1, write_eagle3, write_mtp
@@ -162,7 +165,18 @@ def blocks(layout: Layout, tensors: dict[str, Tensor], places: int = 3) -> tuple
     return torch.cat(states), wanted
 
 
+def write_grams(folder: Path) -> Path:
+    """A table of what the target said, as its trainer counts."""
+    records = [
+        Record(number, 1, length, np.array(tokens, np.uint32), np.array(tokens[length:], np.uint32)[:, None], np.zeros((1, 1), np.float16))
+        for number, (tokens, _, length) in enumerate(heard((2,)))
+    ]
+    Grams(records, VOCAB, 1).save(folder)
+    return folder
+
+
 FOLDERS = {
+    "grams": write_grams,
     "medusa": write_medusa,
     "mlp": write_mlp,
     "eagle3": write_fitted_eagle3,

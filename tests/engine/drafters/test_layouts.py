@@ -83,6 +83,8 @@ def test_where_auto_looks(tmp_path: Path) -> None:
     assert find_heads(model) == f"eagle={tmp_path / 'model-eagle'}"
     write_eagle3(model / "heads")
     assert find_heads(model) == f"eagle={model / 'heads'}", "in the folder before beside it"
+    fitted.write_grams(tmp_path / "model-grams")
+    assert find_heads(model) == f"grams={tmp_path / 'model-grams'}+eagle={model / 'heads'}", "a table beside whatever else there is"
 
 
 def test_modules_among_the_targets_tensors(tmp_path: Path) -> None:
