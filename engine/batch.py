@@ -125,28 +125,26 @@ class Stem(NamedTuple):
 def grow(stems: Sequence[Stem], table: Table, device: torch.device) -> Batch:
     """A forward in a pool of the drafter's own. Positions are counted from `base`, and so are the pages that are seen, so that a row whose
     entries begin late is like any other. `tokens` are 0 … n−1: the places where the rows' inputs were put."""
-    known, nodes = (np.array(part, np.int64) for part in ([s.known for s in stems], [len(s.parents) for s in stems]))
-    numbers, base = np.array([s.row for s in stems], np.int64), np.array([s.base for s in stems], np.int64)
-    context, counts = np.array([s.context for s in stems], np.int64), known + nodes
-    starts = _starts(counts)
-    places = _ranges(context, counts)
-    slots = table.slots(np.repeat(numbers, counts), places)
-    positions = places - np.repeat(base, counts)
-    parents = np.full(len(places), -1, np.int32)
-    logit_rows: list[int] = []
-    for stem, first in zip(stems, starts.tolist()):
-        at, depths = first + stem.known, list[int]()
-        for parent in stem.parents:
-            depths.append(1 if parent < 0 else depths[parent] + 1)
-        if depths:
-            positions[at : at + len(depths)] = [stem.context - stem.base + stem.known - 1 + depth for depth in depths]
-            parents[at : at + len(depths)] = [-1 if parent < 0 else at + parent for parent in stem.parents]
-        logit_rows += [first + row for row in stem.scored]
+    # Integers of few rows, one after the other: a draft makes several such batches, and functions of arrays are slow where they are cold.
     size = table.page_tokens
-    width = -(-int((context - base + counts).max()) // size)
-    columns = np.minimum(base[:, None] // size + np.arange(width), table.pages.shape[1] - 1)
-    pages = table.pages[numbers[:, None], columns]
-    return _on(device, np.arange(len(places)), positions, slots, parents, starts, known, context - base, pages, logit_rows)
+    width = max(-(-(stem.context - stem.base + stem.known + len(stem.parents)) // size) for stem in stems)
+    positions, slots, parents, logit_rows = list[int](), list[int](), list[int](), list[int]()
+    starts, pages = [0], list[list[int]]()
+    for stem in stems:
+        first, context, known = starts[-1], stem.context - stem.base, stem.known
+        begin, end = stem.base // size, context + known
+        seen = table.pages[stem.row, begin : begin + width].tolist()
+        pages.append(seen + [0] * (width - len(seen)))
+        depths: list[int] = []
+        for parent in stem.parents:
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        positions += [*range(context, end), *(end + depth for depth in depths)]
+        parents += [-1] * known + [-1 if parent < 0 else first + known + parent for parent in stem.parents]
+        slots += [seen[at // size] * size + at % size for at in range(context, end + len(depths))]
+        logit_rows += [first + row for row in stem.scored]
+        starts.append(len(positions))
+    counts, before = [stem.known for stem in stems], [stem.context - stem.base for stem in stems]
+    return _on(device, range(len(positions)), positions, slots, parents, starts, counts, before, pages, logit_rows)
 
 
 def _on(device: torch.device, *fields: ArrayLike) -> Batch:
