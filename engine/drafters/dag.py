@@ -96,6 +96,7 @@ class Dag:
         self._known: dict[int, int] = {}
         """tokens that were told, by row"""
         self._asked: dict[int, list[tuple[_Source, Draft]]] = {}
+        """what dear sources said of a row last"""
         self._chosen = 0.0
         """seconds that sources took which need not have been asked"""
 
@@ -204,9 +205,10 @@ class Dag:
         merged = self._merge(asked)
         cells = self._cells(merged)
         survival = self._survival(merged, cells)
-        self._asked[row] = asked
+        if dear := [pair for pair in asked if pair[0].drafter.needs.dear]:
+            self._asked[row] = dear
         self.calibration.propose(row, merged.token, merged.parent, cells)
-        order = sorted(range(len(cells)), key=lambda node: -survival[node])
+        order = sorted(range(len(cells)), key=survival.__getitem__, reverse=True)
         order = order[:most] if self._tree else _path(order, merged.parent)[:most]
         place = {node: i for i, node in enumerate(order)}
         place[-1] = -1
@@ -225,6 +227,12 @@ class Dag:
         nodes: dict[tuple[int, int], int] = {}
         for source, draft in asked:
             bit = 1 << source.place
+            if not nodes and True not in draft.probe:  # the first, as a whole
+                nodes = dict(zip(zip(draft.parent, draft.token), range(draft.count)))
+                if len(nodes) == draft.count:
+                    merged = _Merged(draft.token[:], draft.parent[:], [bit] * draft.count, draft.confidence[:])
+                    continue
+                nodes = {}
             place: list[int] = []
             for token, parent, confidence, probe in zip(draft.token, draft.parent, draft.confidence, draft.probe, strict=True):
                 if probe:
