@@ -136,7 +136,8 @@ class DraftService:
 
     def draft_ahead(self, ask: Ask) -> None:
         """Goes on behind what was just answered."""
-        sequences = [one for heard in ask.rows if (one := self._sequences.get((ask.session, heard.key))) is not None]
+        keys = dict.fromkeys((ask.session, heard.key) for heard in ask.rows)
+        sequences = [self._sequences[key] for key in keys if key in self._sequences]
         most = self._drafter.needs.most
         shallow = [one for one in sequences if 4 * self._reach(one) < 3 * most]
         self._propose(shallow, [most] * len(shallow))

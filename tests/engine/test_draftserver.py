@@ -141,7 +141,10 @@ class TestSessions:
         hello(of)
         answer = ask(of, Heard(1, 0, [5], 4), Heard(1, 1, [6], 4), Heard(1, 1, [6], 4))
         assert not answer.drafts and answer.lost == [1] and not calls
-        assert len(ask(of, Heard(1, 0, [5], 4), Heard(1, 0, [5, 6], 4)).drafts) == len(calls) == 1
+        twice = Ask("a", 0, [Heard(1, 0, [5], 4), Heard(1, 0, [5, 6], 4)])
+        assert len(of.ask(twice).drafts) == len(calls) == 1
+        of.draft_ahead(twice)
+        assert len(calls) == 2
 
     def test_a_worker_that_is_not_heard_of_is_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("forerun.engine.draftservice.MOST_WORKERS", 2)
