@@ -13,7 +13,7 @@ PLACES, INTEGERS, FLOATS = 12, 10, 4
 FAULTS = {
     1: "the kernel library does not know an op of this version; remove kernels/cpu/_build and start again",
     2: "out of memory in a CPU kernel",
-    3: "a token, position, slot, page or row is out of range",
+    3: "a token, position, slot, page, row, parent or length of a batch is out of range",
 }
 
 

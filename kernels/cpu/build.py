@@ -34,6 +34,9 @@ MACHINES: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """What is compiled for a machine: a form of the kernels for each instruction set, and its flags."""
 
+OBJECTS = "building-"
+"""How the names of folders begin that hold the objects of a build."""
+
 SAME = {"AMD64": "x86_64", "arm64": "aarch64"}
 EMULATED = {"aarch64": ("max", "cortex-a72")}
 """Processors that the kernel test runs on elsewhere: with everything there is, and without bf16 dot products."""
@@ -82,29 +85,40 @@ def built() -> Path | None:
 
 
 def build() -> Path:
-    """The library, built if it is missing (about 20 s on two cores). BuildError if that is impossible."""
+    """The library, built if it is missing. BuildError if that is impossible."""
     if found := built():
         return found
     cxx = compiler()
     for place in places():
         try:
             place.mkdir(parents=True, exist_ok=True)
-            with open(place / "lock", "w") as lock, tempfile.TemporaryDirectory(dir=place) as folder:
+            with open(place / "lock", "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # two processes that start together build once
-                if found := built():
-                    return found
-                print(f"building the CPU kernels with {cxx}: once, about 20 s", file=sys.stderr, flush=True)
-                made = _link(cxx, _objects(cxx, this_machine(), COMMON, Path(folder)), ("-shared",), Path(folder) / "made.so")
-                target = place / f"libforerun_cpu-{fingerprint()}.so"
-                os.replace(made, target)
-                if place.parent == HERE:  # these sources' own folder: what older ones left there serves nobody
-                    for old in place.glob("libforerun_cpu-*.so"):
-                        if old != target:
-                            old.unlink()
-                return target
+                while not (found := built()):  # a second time, should the sources change meanwhile
+                    _build_in(place, cxx)
+                return found
         except OSError:
             continue
     raise BuildError(f"none of these folders can be written: {', '.join(map(str, places()))}")
+
+
+def _build_in(place: Path, cxx: str) -> None:
+    """Builds there, for who holds the lock: folders of objects are then of builds that were killed. Nothing is left if the sources changed
+    meanwhile, as some objects may be older than others."""
+    for left in place.glob(f"{OBJECTS}*"):
+        shutil.rmtree(left)
+    sources = fingerprint()
+    with tempfile.TemporaryDirectory(dir=place, prefix=OBJECTS) as folder:
+        print(f"building the CPU kernels with {cxx}: once, less than a minute on two cores", file=sys.stderr, flush=True)
+        made = _link(cxx, _objects(cxx, this_machine(), COMMON, Path(folder)), ("-shared",), Path(folder) / "made.so")
+        if fingerprint() != sources:
+            return
+        target = place / f"libforerun_cpu-{sources}.so"
+        os.replace(made, target)
+    if place.parent == HERE:  # these sources' own folder: what older ones left there serves nobody
+        for old in place.glob("libforerun_cpu-*.so"):
+            if old != target:
+                old.unlink()
 
 
 def check(machine: str) -> int:

@@ -74,6 +74,38 @@ def test_older_libraries_go(sources: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert second != first and list(first.parent.glob("*.so")) == [second]
 
 
+def test_sources_that_change_during_a_build(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Are built again: a library never has the name of other sources than its own."""
+    built: list[str] = []
+
+    def link(cxx: str, objects: list[Path], flags: tuple[str, ...], target: Path) -> Path:
+        built.append((sources / "vec.h").read_text())
+        if len(built) == 1:
+            (sources / "vec.h").write_text("changed")
+        target.write_text(built[-1])
+        return target
+
+    monkeypatch.setattr(module, "compiler", lambda: "cc")
+    monkeypatch.setattr(module, "_objects", lambda *args: [])
+    monkeypatch.setattr(module, "_link", link)
+    library = module.build()
+    assert len(built) == 2 and library.read_text() == "changed"
+    assert [*library.parent.glob("*.so")] == [library]
+
+
+def test_what_a_killed_build_left_goes(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the next one; folders of others stay."""
+    left, other = sources / "one" / f"{module.OBJECTS}of-long-ago", sources / "one" / "of-others"
+    for folder in (left, other):
+        folder.mkdir(parents=True)
+        (folder / "scalar.o").touch()
+    monkeypatch.setattr(module, "compiler", lambda: "cc")
+    monkeypatch.setattr(module, "_objects", lambda *args: [])
+    monkeypatch.setattr(module, "_link", lambda cxx, objects, flags, target: target.write_text("") or target)
+    library = module.build()
+    assert set(library.parent.iterdir()) == {library, library.parent / "lock", other}
+
+
 def test_a_place_that_cannot_be_written_is_passed_over(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (sources / "one").write_text("a file where a folder should be")
     monkeypatch.setattr(module, "_objects", lambda *args: [])
