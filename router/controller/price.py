@@ -30,7 +30,7 @@ LOOK_ROUNDS = 32
 LOOKS = 3
 """rounds of a look"""
 HOPE_ROUNDS = 32
-"""one round in so many takes sizes of steps that were not seen for long to be as cheap as they may be"""
+"""one decision in so many takes sizes of steps that were not seen for long to be as cheap as they may be"""
 FIRST_NODES, GROWTH = 32, 4
 """a step may have so many nodes, and so many times what is usual"""
 SURE = 2.0
@@ -39,6 +39,14 @@ LOOK_SHARE = 0.005
 """what looks may cost where guessing is surely ahead: nobody is sure for ever, since weather and text change"""
 BEST = 0.95
 """survival of guesses than which none are expected to be better: where not even these are worth their toll, nobody is asked"""
+REST, PATIENCE = 4, 8
+"""Deciding takes the longer the more sequences there are, on a machine whose cores are busy with the steps. Where nobody is worth asking
+about, up to a round for every so many sequences goes by before it is decided again: one more after every so many decisions in vain."""
+CROWD = 8
+"""Sequences beyond which guesses must be sure to pay: what a step takes longer than expected, every sequence of a crowd pays for."""
+SHORTFALL, CARE = 0.4, 0.01
+"""By how much what is in doubt is worse than expected, on average over good and bad surprises, in standard deviations: φ(0). And the least
+that a crowd's guesses must bring, as a share of its tokens: deciding about them takes that."""
 READ_ASKS = 16
 """asks over which it is spread what a drafter takes to read a sequence that it is asked about for the first time, or after a pause"""
 _SHOWN = 32
@@ -79,6 +87,11 @@ class Price:
         """the last one of which a step without guesses was seen"""
         self._looks = 0
         """rounds left of a look at plain steps"""
+        self._decisions = 0
+        self._vain = 0
+        """decisions in a row by which nobody was worth asking about"""
+        self._rest = 0
+        """rounds until it is decided again"""
         self._honesty = Honesty()
         self._curiosity = Curiosity()
         self._landed: list[tuple[Sequence, int, int, float]] = []
@@ -96,8 +109,12 @@ class Price:
     def __call__(self, sequences: list[Sequence]) -> Allowance | None:
         self._round += 1
         roots = len(sequences)
-        may = self._most > 0 and roots > 0 and (self._cutoff is None or roots <= self._cutoff)
-        allowance = self._allow(sequences) if may and self._breaker(roots).allows() else None
+        allowance = None
+        if self._rest > 0:
+            self._rest -= 1
+            self._curiosity.earn(roots)
+        elif self._most > 0 and roots > 0 and (self._cutoff is None or roots <= self._cutoff) and self._breaker(roots).allows():
+            allowance = self._allow(sequences)
         if allowance is None:
             self._plain_round = self._round
         return allowance
@@ -115,7 +132,7 @@ class Price:
             return
         scored = read + round.nodes * read // roots
         plain = costs.seconds(round.rows - round.nodes, roots, read, read)
-        verifying = costs.seconds(round.rows, roots, read, scored, round.nodes > 0)
+        verifying = costs.seconds(round.rows, roots, read, scored, True) if round.nodes else plain
         urgent = self._learn(max(0.0, verifying - plain) / max(1, round.nodes))
         if round.prefill_tokens:
             return
@@ -151,6 +168,9 @@ class Price:
                 earned = self._honesty.factor * expected if expected else accepted
                 known.mean.observe(nodes, earned, nodes * seconds)
                 self._all.observe(nodes, earned, nodes * seconds)
+                if known.tried is not None:
+                    self._curiosity.settle(known.weight * (accepted - known.tried))
+                    known.tried = None
                 urgent += (known.weight - 1.0) * accepted
         self._landed = []
         return urgent
@@ -198,15 +218,19 @@ class Price:
         goodput, nodes = self._outlook(known, read, drafting)
         if self._looks_at_plain(roots, nodes):
             return None
+        self._decisions += 1
         rows = min(roots + self._prompts, LARGEST_STEP - MOST)
-        hopeful = self._round % HOPE_ROUNDS == 0
+        hopeful = self._decisions % HOPE_ROUNDS == 0
         plain = self._costs.seconds(rows, roots, read, read)
         # No more than may be of use soon; each entry takes time.
         most = min(self._nodes, roots * self._most, FIRST_NODES + GROWTH * round(nodes))
         climb = self._costs.climb(rows, roots, most, plain, hopeful)
         charged = tolls(climb, goodput, self._costs.entry_seconds(rows, roots, read / roots), max(weighed, default=1.0))
         late = [news - USUAL if (news := length - one.told) > USUAL else 0 for length, one in zip(lengths, known)]
-        self._ask(known, goodput, drafting, late, charged.pays(BEST))
+        least = 0.0
+        if roots > CROWD and not hopeful:
+            least = (roots - CROWD) * max(CARE, SHORTFALL * self._costs.doubt(roots, roots + round(nodes)))
+        self._ask(known, goodput, drafting, late, charged.pays(BEST), least)
         for length, one in zip(lengths, known):
             if one.asked:
                 one.told = length
@@ -261,16 +285,15 @@ class Price:
         self._looks -= 1
         return True
 
-    def _ask(self, known: list[Yield], goodput: float, drafting: list[float], late: list[int], pays: bool) -> None:
+    def _ask(self, known: list[Yield], goodput: float, drafting: list[float], late: list[int], pays: bool, least: float) -> None:
         """Decide who is asked about. `drafting[k]`: seconds that k asks take; `late`: tokens of each that the drafter has to catch up
-        with; `pays`: good drafts would be worth their toll."""
+        with; `pays`: good drafts would be worth their toll; `least`: tokens that all of it must bring."""
         worth = [-1.0 if one.mute else one.worth(goodput) for one in known]
         read = goodput * self._drafting.read_seconds
         if any(late):
             worth = [value - read * unread / READ_ASKS for value, unread in zip(worth, late)]
         order = sorted(range(len(known)), key=worth.__getitem__, reverse=True)
-        earned = best = 0.0
-        chosen = 0
+        earned, best, chosen = 0.0, least, 0
         for count, i in enumerate(order, 1):
             if worth[i] <= 0.0 or not pays:
                 break
@@ -279,21 +302,25 @@ class Price:
                 best, chosen = earned - goodput * drafting[count], count
         for place, i in enumerate(order):
             known[i].asked = place < chosen
+        self._vain = 0 if chosen else self._vain + 1
+        self._rest = min(self._vain // PATIENCE, len(known) // REST)
         self._curiosity.earn(len(known))
         rest = [i for i in order[chosen:] if not known[i].mute]
         if rest:
             cost = goodput * drafting[max(chosen, 1)] / max(chosen, 1)
-            self._look(rest, known, lambda i: cost + read * late[i] - worth[i])
+            self._look(rest, known, worth, lambda i: cost + read * late[i], 0.0 if chosen else least)
 
-    def _look(self, rest: list[int], known: list[Yield], cost: Callable[[int], float]) -> None:
-        """Ask about some that are not worth it as well, whose turn it is. `cost(i)`: tokens that asking about one takes beyond what it
-        brings."""
+    def _look(self, rest: list[int], known: list[Yield], worth: list[float], cost: Callable[[int], float], risk: float) -> None:
+        """Ask about some that are not worth it as well, whose turn it is. `worth[i]`: tokens that asking about one is expected to bring,
+        `cost(i)`: that it takes; `risk`: that it may take to have guesses at all in a step that would have none."""
         rest.sort(key=lambda i: known[i].looked)
         for i in rest:
-            if not self._curiosity.affords(cost(i)):
+            if not self._curiosity.affords(cost(i) + risk - worth[i]):
                 return
+            risk = 0.0
             known[i].asked = True
             known[i].looked = self._round
+            known[i].tried = known[i].mean.accepted
 
     def _limit(self, sequence: Sequence, charged: Tolls) -> int:
         asked = sequence.request.speculate

@@ -15,7 +15,7 @@ _PRIOR = 3
 _ALL_MEMORY = 512
 _EXPLORE = 0.003
 """share of all tokens that looking again may cost"""
-_HONEST, _HONEST_FADE = 8.0, 0.998
+_HONEST, _HONEST_FADE = 6.0, 0.998
 """accepted guesses that the belief in a worker's expectations is worth at the start, and what an ask leaves of the older ones"""
 _FIRST_CREDIT = 0.6
 """tokens, at the start and at the most"""
@@ -58,11 +58,12 @@ class Honesty:
 
 
 class Yield:
-    """Of one sequence. `all`: of all sequences so far. `asked`: in the last step. `weight`: what its guesses are worth beside
-    those of the others. `mute`: it wants no guesses. `looked`: last round in which it
-    was asked about though it was not worth it. `told`: tokens it had when it was asked about last, `read`: when that step was over."""
+    """Of one sequence. `all`: of all sequences so far. `asked`: in the last step. `weight`: what its guesses are worth beside those of the
+    others. `mute`: it wants no guesses. `looked`: last round in which it was asked about though it was not worth it; `tried`: guesses that
+    were expected to hold then, as long as it is not known how many do. `told`: tokens it had when it was asked about last, `read`: when
+    that step was over."""
 
-    __slots__ = ("asked", "looked", "mean", "mute", "read", "told", "weight")
+    __slots__ = ("asked", "looked", "mean", "mute", "read", "told", "tried", "weight")
 
     def __init__(self, all: Mean, mute: bool = False) -> None:
         self.weight = 1.0
@@ -72,6 +73,7 @@ class Yield:
         self.asked = False
         self.mute = mute
         self.looked = -1
+        self.tried: float | None = None
         self.told = self.read = 0
 
     def worth(self, goodput: float) -> float:
@@ -96,3 +98,8 @@ class Curiosity:
             return False
         self._credit -= max(0.0, cost)
         return True
+
+    def settle(self, surprise: float) -> None:
+        """An ask that was paid for brought so many tokens more than expected. What makes much of its guesses pays for what becomes of them:
+        so looking costs no more than its share whatever a drafter claims."""
+        self._credit = min(_FIRST_CREDIT, self._credit + surprise)

@@ -210,3 +210,16 @@ def test_a_process_that_is_stopped_inside_a_draft_now_and_then_goes_on_guessing(
         world.step(controller, streams)
     assert not changes and world.plain < 60
     assert controller.snapshot().drafting[1] == pytest.approx(1e-3, rel=0.1)
+
+
+@pytest.mark.parametrize(("load", "most"), [(4, 1.0), (16, 0.4), (32, 0.25)])
+def test_a_crowd_that_nobody_guesses_for_is_seldom_thought_about(load: int, most: float) -> None:
+    """What deciding takes grows with the crowd, and the cores that it is done on are those that the steps need."""
+    controller, world = Price(COSTS, most=8), World(chance=0.02, frugal=True)
+    streams = [sequence() for _ in range(load)]
+    for _ in range(100):
+        world.step(controller, streams)
+    before = controller._decisions
+    for _ in range(400):
+        world.step(controller, streams)
+    assert 0 < controller._decisions - before <= most * 400

@@ -41,8 +41,8 @@ def urgent(priority: int) -> Sequence:
 
 
 def test_under_load_the_urgent_one_is_asked_about_and_its_guesses_weigh_more() -> None:
-    """Sixteen rows fill this machine; at survival 0.35 a guess costs more than it brings, except for the one that weighs four times."""
-    controller, world = Price(COSTS, most=8), World(chance=0.35, frugal=True)
+    """Sixteen rows fill this machine; at survival 0.5 a guess costs more than it brings, except for the one that weighs four times."""
+    controller, world = Price(COSTS, most=8), World(chance=0.5, frugal=True)
     streams = [urgent(0) for _ in range(31)] + [urgent(5)]
     asked = [0] * 32
     for _ in range(300):

@@ -41,3 +41,19 @@ def test_a_worker_that_expects_too_much_is_believed_less() -> None:
     for _ in range(2000):
         honesty.observe(1, 2.0)
     assert honesty.factor == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize("claimed", [0.1, 0.6, 3.0])
+def test_what_is_expected_of_a_look_in_vain_is_paid_for(claimed: float) -> None:
+    """A drafter whose guesses never hold may promise what it likes: the looks it gets cost their share."""
+    curiosity, looks, rounds = Curiosity(), 0, 4000
+    for _ in range(rounds):
+        curiosity.earn(1)
+        if curiosity.affords(-claimed):
+            looks += 1
+            curiosity.settle(-claimed)
+    assert looks * claimed <= 0.003 * rounds + 1.0 + claimed
+    honest = Curiosity()
+    for _ in range(100):
+        assert honest.affords(-claimed)
+        honest.settle(0.0)
