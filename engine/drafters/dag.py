@@ -253,7 +253,7 @@ class Dag:
 
     def _cells(self, merged: _Merged) -> list[int]:
         return [
-            ((sources - 1) * 2 + (parent >= 0)) * _BINS + min(_BINS - 1, max(0, int(sure * _BINS)))
+            ((sources - 1) * 2 + (parent >= 0)) * _BINS + (int(sure * _BINS) if 0.0 <= sure < 1.0 else (_BINS - 1) * (sure > 0.0))
             for sources, parent, sure in zip(merged.sources, merged.parent, merged.sure)
         ]
 
