@@ -168,8 +168,8 @@ def outcome(match: Match, fast: Sequence[Record], counts: Counts, slow: Sequence
         match.round,
         match.workload,
         match.streams,
-        side(fast),
-        side(slow),
+        side(fast, match.prompts),
+        side(slow, match.prompts),
         guesses=counts.drafted / steps if steps else 0.0,
         acceptance=counts.accepted / counts.drafted if counts.drafted else 0.0,
         tokens=counts.committed / steps if steps else 0.0,
@@ -178,7 +178,7 @@ def outcome(match: Match, fast: Sequence[Record], counts: Counts, slow: Sequence
     )
 
 
-def side(records: Sequence[Record]) -> Side:
+def side(records: Sequence[Record], asked: Sequence[str]) -> Side:
     finished = [record for record in records if not record.cut]
     seconds, tokens = busy_time(records)
     return Side(
@@ -187,6 +187,7 @@ def side(records: Sequence[Record]) -> Side:
         requests_rate=len(finished) / (max(record.ended for record in finished) - records[0].due),
         first_token_ms=median(record.first_token_seconds for record in records if record.arrivals) * 1000,
         step_ms=_step_seconds(records) * 1000,
+        letters=sum(len(text) for text, record in zip(asked, records, strict=True) if record.arrivals),
     )
 
 

@@ -32,13 +32,14 @@ class Match:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Side:
     """What one server made of a match. `seconds`: while all streams were busy, in which `tokens` came; `requests_rate`: finished requests
-    a second; `step_ms`: of a step without prompts."""
+    a second; `step_ms`: of a step without prompts; `letters`: of the prompts that it had read by then."""
 
     seconds: float
     tokens: int
     requests_rate: float
     first_token_ms: float
     step_ms: float
+    letters: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,10 +63,14 @@ class Outcome:
     def ratio(self) -> float:
         """Seconds that the plain server takes for what the other one did, over the seconds of the other one.
 
-        Both read all prompts of the match, but when a stream finds no more work the others are in the middle of their answers, each side
-        at other places. The difference in tokens is added at the price of a token of the plain server's steps."""
-        token_seconds = self.plain.step_ms / 1000 / self.streams
-        plain_seconds = self.plain.seconds + (self.guessing.tokens - self.plain.tokens) * token_seconds
+        When a stream finds no more work the others are in the middle of their answers, each side at other places, and one may have read a
+        prompt or two more. The difference in tokens is added at the price of a token of the plain server's steps, that in prompts at
+        the price of a letter: all time that its steps do not account for, over all that it read."""
+        plain, guessing = self.plain, self.guessing
+        token_seconds = plain.step_ms / 1000 / self.streams
+        letter_seconds = max(0.0, plain.seconds - plain.tokens * token_seconds) / plain.letters if plain.letters else 0.0
+        plain_seconds = plain.seconds + (guessing.tokens - plain.tokens) * token_seconds
+        plain_seconds += (guessing.letters - plain.letters) * letter_seconds
         return plain_seconds / self.guessing.seconds if self.guessing.seconds else 0.0
 
     @property
@@ -92,9 +97,10 @@ class Spot:
 
 
 def requests(streams: int) -> int:
-    """How many make a match: two for each stream; more for few streams, since one text is easier to guess than another, and most for one
-    stream, which has bars: six prompts of a kind, replayed by the dozen, came to anything from 1.2 to 2.0 on chat."""
-    return max(2 * streams, 24 if streams == 1 else 16)
+    """How many make a match: five for every two streams, as far as there are so many prompts; more for few streams, since one text is
+    easier to guess than another, and most for one stream, which has bars: six prompts of a kind, replayed by the dozen, came to anything
+    from 1.2 to 2.0 on chat."""
+    return max(5 * streams // 2, 20 if streams == 1 else 16)
 
 
 def lives(workloads: Sequence[Workload], streams: Sequence[int], rounds: int, seed: int = 0, most: int = 0) -> list[list[Match]]:

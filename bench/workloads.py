@@ -17,7 +17,7 @@ from pathlib import Path
 from forerun.bench import prompts
 
 MOST = 96
-"""prompts made for each kind; 32 streams with two requests each need 64"""
+"""prompts made for each kind; 32 streams need 80"""
 
 PLAIN_BAR, COPY_BAR = 1.2, 2.2
 _WANTED = {"chat": PLAIN_BAR, "mt-bench": PLAIN_BAR, "code": PLAIN_BAR, "humaneval": PLAIN_BAR, "copy": COPY_BAR}

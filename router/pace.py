@@ -34,15 +34,16 @@ class Pace:
         self._most = ready.max_step_tokens
         self._start = self._per_row = (full - plain) / max(ready.max_step_tokens - 1, 1)
         self._base = max(0.0, plain - self._per_row)
+        self._plain = plain
         self._bound = None if max_inter_token_ms is None else max_inter_token_ms / 1e3
 
     @property
     def bound_seconds(self) -> float:
-        """The pause that prompts may cause. By default some steps of one stream as they are now, not as they were when the worker started,
-        perhaps beside others on a busy machine."""
+        """The pause that prompts may cause. By default some steps of one stream: as they are now, where the worker started beside others on
+        a busy machine, and as they were then, where contexts that many streams read have become part of the base."""
         if self._bound is not None:
             return self._bound
-        return max(_DEFAULT_SECONDS, _DEFAULT_STEPS * (self._base + self._per_row))
+        return max(_DEFAULT_SECONDS, _DEFAULT_STEPS * min(self._plain, self._base + self._per_row))
 
     def allowance(self, streams: int) -> int:
         """Prompt tokens that fit in a step which also carries the newest token of so many streams."""

@@ -56,6 +56,9 @@ def test_a_ratio_is_of_equal_work() -> None:
     plain = Side(seconds=2.0, tokens=800, requests_rate=1, first_token_ms=9, step_ms=8)
     guessing = Side(seconds=2.0, tokens=900, requests_rate=1, first_token_ms=9, step_ms=11)
     assert Outcome(0, "chat", 4, guessing, plain, 1, 0.5, 1.5).ratio == pytest.approx(1.1)
+    # Of the plain one's two seconds 1.6 were steps, so that 4,000 letters took 0.4; the other one had read 500 less.
+    read, more = (dataclasses.replace(one, letters=letters) for one, letters in ((plain, 4000), (guessing, 3500)))
+    assert Outcome(0, "chat", 4, more, read, 1, 0.5, 1.5).ratio == pytest.approx((2.0 + 0.2 - 0.05) / 2.0)
 
 
 def test_medians_and_spread_of_rounds() -> None:

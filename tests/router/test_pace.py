@@ -40,6 +40,15 @@ def test_a_worker_that_started_on_a_busy_machine_does_not_pause_streams_for_long
     assert pace.bound_seconds == 0.1 and pace.allowance(8) == pytest.approx(83, abs=3)
 
 
+def test_contexts_that_many_streams_read_make_no_longer_pause() -> None:
+    """Plain steps of many streams are the dearer the longer their contexts are; that is no reason to let them wait for longer."""
+    pace = Pace(ready(max_step_tokens=1001, step_seconds=(0.03, 0.53)), None)
+    before = pace.bound_seconds
+    for _ in range(200):
+        pace.stepped(32, 0, 0.09)
+    assert pace.bound_seconds == before == pytest.approx(0.12)
+
+
 def test_a_worker_that_measured_nothing_is_not_bounded() -> None:
     pace = Pace(ready(max_step_tokens=64), None)
     pace.stepped(4, 60, 9.0)
