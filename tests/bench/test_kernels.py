@@ -86,6 +86,12 @@ def test_the_verdict_is_against_the_best_of_torch() -> None:
     assert lines[-1] == "slower than torch: 1 of 3 products"
 
 
+def test_of_several_passes_the_least_of_each_side_counts() -> None:
+    first = [Pair("a", 1, 3.0, 9.0, 4.0), Pair("b", 8, 1.0, 1.0, None)]
+    second = [Pair("a", 1, 2.0, 8.0, 5.0), Pair("b", 8, 2.0, 0.5, None)]
+    assert kernels_torch.best([first, second]) == [Pair("a", 1, 2.0, 8.0, 4.0), Pair("b", 8, 1.0, 0.5, None)]
+
+
 def test_shapes_are_of_the_size_they_are_there_for() -> None:
     def bytes_of(name: str) -> int:
         shape = SHAPES[name]
