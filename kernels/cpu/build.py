@@ -110,7 +110,7 @@ def _build_in(place: Path, cxx: str) -> None:
     sources = fingerprint()
     with tempfile.TemporaryDirectory(dir=place, prefix=OBJECTS) as folder:
         print(f"building the CPU kernels with {cxx}: once, less than a minute on two cores", file=sys.stderr, flush=True)
-        made = _link(cxx, _objects(cxx, this_machine(), COMMON, Path(folder)), ("-shared",), Path(folder) / "made.so")
+        made = _link(cxx, _objects(cxx, this_machine(), Path(folder)), ("-shared",), Path(folder) / "made.so")
         if fingerprint() != sources:
             return
         target = place / f"libforerun_cpu-{sources}.so"
@@ -126,7 +126,7 @@ def check(machine: str) -> int:
     foreign = machine != this_machine()
     cxx, runs = _emulation(machine) if foreign else (compiler(), [[]])
     with tempfile.TemporaryDirectory() as folder:
-        objects = _objects(cxx, machine, (*COMMON, *SANITIZE), Path(folder), ("check.cpp",))
+        objects = _objects(cxx, machine, Path(folder), SANITIZE, ("check.cpp",))
         program = _link(cxx, objects, SANITIZE, Path(folder) / "check")
         # An emulated process cannot be stopped from outside to look for leaks.
         options = ["env", "ASAN_OPTIONS=detect_leaks=0"] if foreign else []
@@ -144,10 +144,11 @@ def _emulation(machine: str) -> tuple[str, list[list[str]]]:
     return compilers, [[emulators, "-L", f"/usr/{machine}-linux-gnu", "-cpu", cpu] for cpu in EMULATED[machine]]
 
 
-def _objects(cxx: str, machine: str, flags: tuple[str, ...], folder: Path, more: tuple[str, ...] = ()) -> list[Path]:
+def _objects(cxx: str, machine: str, folder: Path, flags: tuple[str, ...] = (), more: tuple[str, ...] = ()) -> list[Path]:
+    """`flags` have the last word: the level of a form's optimisation, too."""
     forms = instruction_sets(machine).items()
-    jobs = [((*flags, *extra, f"-DFR_ISA={isa}"), HERE / "isa.cpp", folder / f"{isa}.o") for isa, extra in forms]
-    jobs += [(flags, HERE / name, folder / f"{name}.o") for name in (*SOURCES[1:], *more)]
+    jobs = [((*COMMON, *extra, *flags, f"-DFR_ISA={isa}"), HERE / "isa.cpp", folder / f"{isa}.o") for isa, extra in forms]
+    jobs += [((*COMMON, *flags), HERE / name, folder / f"{name}.o") for name in (*SOURCES[1:], *more)]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda job: _run([cxx, *job[0], "-c", str(job[1]), "-o", str(job[2])]), jobs))
     return [job[2] for job in jobs]
