@@ -26,10 +26,11 @@ class Beside:
     def __init__(self) -> None:
         self._jump = [0.0] * _CROWDS
         self._seen = [0] * _CROWDS
-        self._recent: tuple[list[float], list[float]] = ([], [])
-        """what plain steps and steps with guesses took lately over the profile, oldest first"""
-        self._age = [0, 0]
-        self._crowd = 0
+        self._recent: list[tuple[list[float], list[float]]] = [([], []) for _ in range(_CROWDS)]
+        """for each crowd, what plain steps and steps with guesses took lately over the profile, oldest first"""
+        self._last = [[0, 0] for _ in range(_CROWDS)]
+        """which step was the newest of either"""
+        self._steps = 0
         self._share = 0.0
         """of steps with guesses among those of late"""
 
@@ -44,17 +45,17 @@ class Beside:
         """A step that took so much more than its profile says. Returns how much of what it changes was taken for the machine's: where most
         steps had guesses, the machine was known by these."""
         crowd = crowd_of(sequences)
-        if crowd != self._crowd:
-            self._crowd, self._recent = crowd, ([], [])
-        self._age = [age + 1 for age in self._age]
-        own, other = self._recent[guessing], self._recent[not guessing]
+        self._steps += 1
+        for kind, known in enumerate(self._recent[crowd]):
+            if self._steps - self._last[crowd][kind] > _NEAR:
+                known.clear()
+        own, other = self._recent[crowd][guessing], self._recent[crowd][not guessing]
         own.append(excess)
         del own[:-_HELD]
-        self._age[guessing] = 0
+        self._last[crowd][guessing] = self._steps
         share = self._share
         self._share += (guessing - share) * _LATELY
-        if not other or self._age[not guessing] > _NEAR:
-            other.clear()
+        if not other:
             return 0.0
         between = (sorted(other)[len(other) // 2] - excess) * (-1.0 if guessing else 1.0) - self._jump[crowd]
         self._seen[crowd] += 1

@@ -53,3 +53,15 @@ def test_a_look_at_plain_steps_shows_that_guesses_never_paid() -> None:
             )
     assert table.seconds(32, 32) == pytest.approx(table.profiled(32, 32), rel=0.06)
     assert table.seconds(40, 32, guessing=True) == pytest.approx(1.3 * table.profiled(40, 32), rel=0.06)
+
+
+def test_a_crowd_that_changes_its_size_with_every_step_learns_as_well() -> None:
+    """Sixteen and seventeen sequences are crowds of two kinds; steps of one kind stand between those of the other."""
+    table, chance = CostTable(Costs(STEPS), 2048), random.Random(0)
+    for number in range(400):
+        rows, guessing = 16 + number % 2, number // 2 % 3 > 0
+        seconds = table.profiled(rows + 8 * guessing, rows) * (1.2 if guessing else 1.0) * math.exp(chance.gauss(0.0, 0.02))
+        table.correct(seconds, rows + 8 * guessing, rows, guessing=guessing)
+    for rows in (16, 17):
+        ratio = table.seconds(rows + 8, rows, guessing=True) / table.profiled(rows + 8, rows) * table.profiled(rows, rows)
+        assert ratio / table.seconds(rows, rows) == pytest.approx(1.2, rel=0.05)
