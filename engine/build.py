@@ -89,21 +89,22 @@ def build_engine(start: Start, progress: ReportProgress) -> Engine:
 
 
 def open_auto(folder: Path, setting: Setting, fits: Callable[[Needs], None]) -> tuple[str, Drafter]:
-    """What `--speculator auto` is: heads that lie in or beside the model's folder, with the look-ups, which are asked first; else these
-    alone. Heads that are not right for this target, or too large (`fits` raises StartError), are no reason not to start."""
-    found = find_heads(folder)
-    if found is not None:
-        spec = f"{AUTO}+{found}"
+    """What `--speculator auto` is: the look-ups, which are asked first, and what lies for this target in or beside the model's folder. What
+    is not right for it, or too large (`fits` raises StartError), is no reason not to start, nor to do without what else was found."""
+    spec = AUTO
+    drafter: Drafter | None = None
+    for found in find_heads(folder):
         try:
-            return spec, _fitting(spec, setting, fits)
+            drafter = _fitting(f"{spec}+{found}", setting, fits)
+            spec = f"{spec}+{found}"
         except StartError as refused:
             log.warning("--speculator auto found %s, but it cannot be used: %s; %s", found, refused.error, refused.cure)
         except Exception as error:  # a file or a configuration that nobody thought of
             log.warning(
                 "--speculator auto found %s, but it cannot be read (%r); to see why, ask for it by name", found, error, exc_info=True
             )
-        gc.collect()  # its weights make room for the KV pool: a drafter and what it declares hold each other
-    return AUTO, open_drafter(AUTO, setting)
+        gc.collect()  # weights that are not used make room for the KV pool: a drafter and what it declares hold each other
+    return spec, open_drafter(AUTO, setting) if drafter is None else drafter
 
 
 def _fitting(spec: str, setting: Setting, fits: Callable[[Needs], None]) -> Drafter:

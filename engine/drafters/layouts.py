@@ -29,11 +29,11 @@ MOST_HEADER = 1 << 28
 """bytes of a plausible safetensors header"""
 
 
-def find_heads(folder: Path) -> str | None:
-    """The best drafter in or beside a model's folder, as `--speculator` would have it (`eagle=DIR`), or None. A table of n-grams takes no
-    time of the device, so it comes with whatever else there is."""
+def find_heads(folder: Path) -> list[str]:
+    """The best drafter in or beside a model's folder, as `--speculator` would have it (`eagle=DIR`). A table of n-grams takes no time of
+    the device, so it comes before whatever else there is."""
     if not folder.is_dir():
-        return None
+        return []
     inside, near = folders_in(folder), folders_in(folder.parent)
     beside = [each for each in near if each != folder and each.name.startswith((f"{folder.name}-", f"{folder.name}."))]
     found: dict[str, Path] = {}
@@ -42,7 +42,7 @@ def find_heads(folder: Path) -> str | None:
         if kind is not None:
             found.setdefault(kind, place)
     best = next(([kind] for kind in BEST_FIRST if kind in found), [])
-    return "+".join(f"{kind}={found[kind]}" for kind in (*TABLES, *best) if kind in found) or None
+    return [f"{kind}={found[kind]}" for kind in (*TABLES, *best) if kind in found]
 
 
 def folders_in(place: Path) -> list[Path]:

@@ -14,9 +14,11 @@ from forerun.engine.build import open_auto
 from forerun.engine.drafters.draft import Needs
 from forerun.engine.drafters.layouts import find_heads, kind_of
 from forerun.engine.drafters.registry import Setting
+from forerun.engine.errors import StartError
 from tests.engine.drafters import fitted
 from tests.engine.drafters.companions import host, write_target, write_tiny
 from tests.engine.drafters.nets import write_eagle1, write_eagle3, write_mtp
+from tests.engine.tiny import VOCAB
 
 KINDS = {"modules": "mtp", "eagle3": "eagle", "peagle": "eagle", "eagle1": "eagle"}
 
@@ -43,7 +45,7 @@ def test_what_is_no_drafter(tmp_path: Path) -> None:
     (tmp_path / "broken" / "model.safetensors").write_bytes(b"\xff" * 20)
     (tmp_path / "broken" / "config.json").write_text("{")
     assert kind_of(tmp_path / "broken") is None and kind_of(tmp_path / "nowhere") is None
-    assert find_heads(tmp_path / "model") is None and find_heads(tmp_path / "model.gguf") is None
+    assert find_heads(tmp_path / "model") == [] and find_heads(tmp_path / "model.gguf") == []
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ def test_what_is_no_drafter(tmp_path: Path) -> None:
 def test_files_that_are_not_what_they_are_called(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / "model-heads").mkdir()
     (tmp_path / "model-heads" / name).write_text(text)
-    assert find_heads(write_tiny(tmp_path / "model")) is None
+    assert find_heads(write_tiny(tmp_path / "model")) == []
 
 
 def test_where_nobody_may_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,19 +74,19 @@ def test_where_nobody_may_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         return look(self)
 
     monkeypatch.setattr(Path, "iterdir", iterdir)
-    assert find_heads(model) == f"eagle={model / 'heads'}"
+    assert find_heads(model) == [f"eagle={model / 'heads'}"]
 
 
 def test_where_auto_looks(tmp_path: Path) -> None:
     model = write_tiny(tmp_path / "model")
     write_eagle3(tmp_path / "other-eagle3")
-    assert find_heads(model) is None, "heads of another model"
+    assert find_heads(model) == [], "heads of another model"
     write_eagle1(tmp_path / "model-eagle")
-    assert find_heads(model) == f"eagle={tmp_path / 'model-eagle'}"
+    assert find_heads(model) == [f"eagle={tmp_path / 'model-eagle'}"]
     write_eagle3(model / "heads")
-    assert find_heads(model) == f"eagle={model / 'heads'}", "in the folder before beside it"
+    assert find_heads(model) == [f"eagle={model / 'heads'}"], "in the folder before beside it"
     fitted.write_grams(tmp_path / "model-grams")
-    assert find_heads(model) == f"grams={tmp_path / 'model-grams'}+eagle={model / 'heads'}", "a table beside whatever else there is"
+    assert find_heads(model) == [f"grams={tmp_path / 'model-grams'}", f"eagle={model / 'heads'}"], "a table beside whatever else there is"
 
 
 def test_modules_among_the_targets_tensors(tmp_path: Path) -> None:
@@ -94,7 +96,7 @@ def test_modules_among_the_targets_tensors(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model" / "part-1.safetensors")
     index = {"weight_map": dict.fromkeys(tensors, "part-1.safetensors")}
     (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert find_heads(tmp_path / "model") == f"mtp={tmp_path / 'model'}"
+    assert find_heads(tmp_path / "model") == [f"mtp={tmp_path / 'model'}"]
 
 
 def anything(needs: Needs) -> None:
@@ -112,6 +114,26 @@ def test_auto_is_the_look_ups_and_what_is_found(tmp_path: Path, caplog: pytest.L
     (tmp_path / "model-eagle3" / "config.json").write_text(json.dumps(config | {"target_hidden_size": 64}))
     assert open_auto(model, setting, anything)[0] == "suffix"
     assert "another target" in caplog.text and "cannot be used" in caplog.text
+
+
+@pytest.mark.parametrize("spoilt", ["", "grams", "eagle"])
+@pytest.mark.parametrize("read", [True, False])
+def test_what_is_not_right_is_no_reason_to_do_without_the_rest(spoilt: str, read: bool, tmp_path: Path) -> None:
+    model = write_target(tmp_path / "model")
+    found = {"grams": fitted.write_grams(tmp_path / "model-grams"), "eagle": write_eagle3(tmp_path / "model-eagle3")}
+    wrong = {"grams": {"vocab_size": VOCAB + 1}, "eagle": {"target_hidden_size": 64} if read else {"eagle_aux_hidden_state_layer_ids": 3}}
+    if spoilt:
+        path = found[spoilt] / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | wrong[spoilt]))
+    spec, drafter = open_auto(model, Setting(4, True, host(model)), anything)
+    assert spec.split("+") == ["suffix", *(f"{kind}={folder}" for kind, folder in found.items() if kind != spoilt)]
+    assert bool(drafter.needs.layers) == (spoilt != "eagle") and (drafter.needs.weight_bytes > 0)
+
+    def small(needs: Needs) -> None:
+        if needs.layers:
+            raise StartError("too large", "")
+
+    assert "eagle" not in open_auto(model, Setting(4, True, host(model)), small)[0]
 
 
 def test_heads_that_cannot_be_read_are_no_reason_not_to_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
