@@ -52,6 +52,7 @@ def test_the_report_says_what_came_out(made: Path, command: Callable[[Path], lis
     losses = [point["loss"] for point in report["history"]]
     assert len(losses) == 4 and losses[-1] < losses[0]
     assert report["bytes"] == (made / "model.safetensors").stat().st_size
+    assert all(path.stat().st_mode & 0o044 for path in made.iterdir()), "who serves it need not be who trained it"
     readme = (made / "README.md").read_text()
     assert " ".join(command(made)[:2]) in readme and "| chat | 2 |" in readme
 

@@ -111,6 +111,7 @@ def test_the_command_counts_without_training(folder: Path, tmp_path: Path) -> No
     assert (report["kind"], report["speculator"], report["steps"]) == ("grams", "grams", 0)
     assert report["parameters"] == int((load_file(out / "model.safetensors")["tokens"] >= 0).sum()) > 0
     assert open_drafter(f"grams={out}", Setting()).needs.weight_bytes > 0
+    assert all(path.stat().st_mode & 0o044 for path in out.iterdir())
 
 
 def test_a_context_that_was_never_seen_is_refused(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

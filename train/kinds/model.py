@@ -99,10 +99,16 @@ class ModelDraft:
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: value.detach().to(torch.bfloat16).contiguous() for name, value in self.net.state_dict().items()}
         tensors.pop("lm_head.weight", None)
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        store(tensors, folder / "model.safetensors")
         config = self.net.config.to_dict() | {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
         (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
         write_tokenizer(self._source, folder, self._vocabulary)
+
+
+def store(tensors: dict[str, Tensor], path: Path) -> None:
+    """Readable to everybody, like what lies beside it: whoever serves a draft need not be who trained it."""
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(0o644)  # save_file leaves it readable to its owner alone
 
 
 def llama(source: Path, layers: int, hidden: int, vocabulary: Vocabulary) -> Any:

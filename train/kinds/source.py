@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from forerun.engine.weights import Checkpoint, open_checkpoint
-from forerun.train.kinds.model import embedding
+from forerun.train.kinds.model import embedding, store
 from forerun.train.shards import Record
 from forerun.train.vocabulary import Vocabulary, choose
 
@@ -199,5 +198,5 @@ def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], name
     """config.json and NAME.safetensors; floating tensors in bfloat16, others as they are."""
     folder.mkdir(parents=True, exist_ok=True)
     stored = {name: value.detach().to(torch.bfloat16) if value.is_floating_point() else value for name, value in tensors.items()}
-    save_file({name: value.contiguous() for name, value in stored.items()}, folder / f"{name}.safetensors", metadata={"format": "pt"})
+    store({name: value.contiguous() for name, value in stored.items()}, folder / f"{name}.safetensors")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
