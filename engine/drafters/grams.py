@@ -83,11 +83,10 @@ class Table:
         checkpoint.release()
         count = len(found["keys"]) if "keys" in found else -1
         shapes = {"keys": (count,), "tokens": (count, FOLLOWERS), "chances": (count, FOLLOWERS)}
-        if {name: (part.dtype, tuple(part.shape)) for name, part in found.items()} != {
-            name: (wanted[name], shapes[name]) for name in wanted
-        }:
+        vocab = config.get("vocab_size")
+        whole = {name: (wanted[name], shapes[name]) for name in wanted}
+        if {name: (part.dtype, tuple(part.shape)) for name, part in found.items()} != whole or not isinstance(vocab, int):
             raise StartError(f"the table of n-grams in {folder} is damaged", "make it again with forerun train-drafter --kind grams")
-        vocab = int(config.get("vocab_size", 0))
         if count and not -1 <= int(found["tokens"].min()) <= int(found["tokens"].max()) < vocab:
             raise StartError(f"the table of n-grams in {folder} has tokens beyond its {vocab}", "make it again for this target")
         tokenizer = str(config.get("tokenizer_fingerprint", ""))

@@ -139,3 +139,5 @@ def test_what_is_no_table_for_this_target_is_refused_with_a_cure(tmp_path: Path)
     assert "beyond its 5" in str(refused(str(written(tmp_path / "beyond", SMALL, vocab_size=5))))
     short = Table(SMALL.keys[:-1], SMALL.tokens, SMALL.chances, VOCAB)
     assert "damaged" in str(refused(str(written(tmp_path / "short", short))))
+    for number, size in enumerate((None, "50", 50.5)):
+        assert "damaged" in str(refused(str(written(tmp_path / str(number), SMALL, vocab_size=size))))
