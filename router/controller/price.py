@@ -110,6 +110,7 @@ class Price:
         self._round += 1
         roots = len(sequences)
         allowance = None
+        self._rest = min(self._rest, roots // REST)  # what a crowd has earned is not for the few that remain of it
         if self._rest > 0:
             self._rest -= 1
             self._curiosity.earn(roots)

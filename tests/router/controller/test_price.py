@@ -223,3 +223,15 @@ def test_a_crowd_that_nobody_guesses_for_is_seldom_thought_about(load: int, most
     for _ in range(400):
         world.step(controller, streams)
     assert 0 < controller._decisions - before <= most * 400
+
+
+@pytest.mark.parametrize("remain", [1, 3, 8])
+def test_the_few_that_remain_of_a_crowd_do_not_rest_as_long_as_it_did(remain: int) -> None:
+    controller, world = Price(COSTS, most=8), World(chance=0.02, frugal=True)
+    streams = [sequence() for _ in range(128)]
+    while controller._rest <= remain // 4 + 1:
+        world.step(controller, streams)
+    before = controller._decisions
+    for _ in range(remain // 4 + 1):
+        controller(streams[:remain])
+    assert controller._decisions == before + 1
