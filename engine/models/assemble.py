@@ -1,6 +1,6 @@
 """From a checkpoint to a `Decoder`: which tensors make which weight, packed layer by layer.
 
-A checkpoint may hold Q, K, V or gate, up apart or already joined, experts one by one or stacked; a bias is there if its tensor is.
+A checkpoint may hold Q, K, V or gate, up apart or already joined, experts one by one or stacked. Biases may be where nobody expects them.
 Every tensor must be used: one that nothing asks for means that the model is not what its configuration says, and is an error.
 The memory of a layer's source tensors is given back before the next is read.
 """
@@ -173,17 +173,26 @@ class Assembly:
 
     def joined(self, at: str, whole: str, parts: dict[str, int], columns: int, halves: bool = False) -> Linear:
         """One matrix from its parts, or as the checkpoint has it joined. `parts`: name → rows. `halves`: packed for `ops.mlp`."""
+        biased = not self.spec.biased.isdisjoint(parts)
         if f"{self.prefix}{at}{whole}.weight" in self.names:
             parts = {whole: sum(parts.values())}
         matrices = [self.matrix(f"{at}{name}.weight", (rows, columns)) for name, rows in parts.items()]
-        biases = {
-            name: self.tensor(f"{at}{name}.bias", (rows,)) for name, rows in parts.items() if f"{self.prefix}{at}{name}.bias" in self.names
-        }
-        bias = (
-            torch.cat([biases[name].float() if name in biases else torch.zeros(rows) for name, rows in parts.items()]) if biases else None
-        )
+        biases = [self.bias(f"{at}{name}.bias", rows, biased) for name, rows in parts.items()]
         weight = self.pack(joined(matrices), self.formats.layers, halves)
-        return Linear(weight, None if bias is None else self.keep(bias))
+        if not any(map(torch.is_tensor, biases)):
+            return Linear(weight, None)
+        bias = [torch.zeros(rows) if bias is None else bias for bias, rows in zip(biases, parts.values())]
+        return Linear(weight, self.keep(torch.cat(bias)))
+
+    def bias(self, name: str, rows: int, must: bool) -> Tensor | None:
+        """None where the checkpoint has none. `must`: then it is not whole."""
+        full = self.prefix + name
+        if full in self.names:
+            return self.tensor(name, (rows,)).float()
+        if must:
+            cure = "fetch the model again; if it was trained without, config.json must not say attention_bias or mlp_bias"
+            raise StartError(f"the checkpoint lacks {full}, which a {self.spec.family} of this config.json has", cure)
+        return None
 
     def width(self, at: str, part: str, whole: str) -> int:
         """Rows of a part of a matrix, whether it is stored apart or in two joined halves."""

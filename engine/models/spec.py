@@ -18,6 +18,9 @@ from forerun.engine.models.rotary import Rope, make_rope
 Config = dict[str, Any]
 HeadNorms = Literal["", "each", "all"]
 """queries and keys are normed: not, each head for itself, or all heads as one"""
+QKV, ATTENTION = ("q_proj", "k_proj", "v_proj"), ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP = ("gate_proj", "up_proj", "down_proj")
+"""the products of a layer, as checkpoints name them"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,6 +69,8 @@ class ModelSpec:
     ropes: tuple[Rope, ...]
     norms: Norms
     head_norms: HeadNorms
+    biased: frozenset[str]
+    """products that have a bias; others may"""
     norm_eps: float
     norm_offset: float
     activation: str
@@ -81,15 +86,20 @@ class ModelSpec:
     """the longest sequence that may be asked for"""
 
 
+def biases_told(config: Config) -> tuple[str, ...]:
+    return ATTENTION * bool(config.get("attention_bias")) + MLP * bool(config.get("mlp_bias"))
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Family:
     """What a family's code does that its configuration does not say. `defaults`: of keys that a configuration may leave out.
-    `windows`: the attention window of every layer. `experts`: of a layer."""
+    `biased`: the products that have a bias. `windows`: the attention window of every layer. `experts`: of a layer."""
 
     defaults: Config = dataclasses.field(default_factory=dict)
     norms: Norms = Norms()
     head_norms: HeadNorms = ""
     gemma: bool = False
+    biased: Callable[[Config], tuple[str, ...]] = biases_told
     windows: Callable[[Config], list[int]] = lambda config: [0] * config["num_hidden_layers"]
     experts: Callable[[Config, int], Experts | None] = lambda config, layer: None
 
@@ -150,7 +160,7 @@ FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(),
     "MistralForCausalLM": Family(MISTRAL | {"sliding_window": 4096}, windows=window_everywhere),
     "MixtralForCausalLM": Family(MISTRAL | {"rope_theta": 1e6, "rms_norm_eps": 1e-5}, windows=window_everywhere, experts=mixtral_experts),
-    "Qwen2ForCausalLM": Family(QWEN, windows=qwen_windows),
+    "Qwen2ForCausalLM": Family(QWEN, biased=lambda config: QKV, windows=qwen_windows),
     "Qwen3ForCausalLM": Family(QWEN | {"head_dim": 128}, head_norms="each", windows=qwen_windows),
     "Qwen3MoeForCausalLM": Family(QWEN | {"num_key_value_heads": 4}, head_norms="each", windows=qwen_moe_windows, experts=qwen_experts),
     "GemmaForCausalLM": Family(GEMMA, gemma=True),
@@ -245,6 +255,7 @@ def read_spec(config: Config, scaling: Config | None = None) -> ModelSpec:
         ropes=ropes,
         norms=family.norms,
         head_norms=family.head_norms,
+        biased=frozenset(family.biased(config)),
         norm_eps=config["rms_norm_eps"],
         norm_offset=1.0 if family.gemma else 0.0,
         activation=activation(config, family),
