@@ -77,10 +77,10 @@ def _opening(style: Style, name: str, calls: Calls) -> str:
 
 def _python(i: int, tool: Tool, options: dict[str, Any]) -> list[str]:
     """Keyword arguments in the order of the schema. `first_i_k`: nothing was said yet, `next_i_k`: something was."""
-    arguments, required = _arguments(tool.schema, tool.name)
-    if impossible := [name for name in required if arguments[name] is False]:
+    said, required = _arguments(tool.schema, tool.name)
+    if impossible := [name for name in sorted(required) if False in said[name]]:
         raise CallsError(f"{impossible[0]!r} of tool {tool.name!r} must be there and must not: nothing can satisfy it")
-    properties = {name: {} if given is True else given for name, given in arguments.items() if given is not False}
+    properties = {name: _together(parts) for name, parts in said.items() if False not in parts}
     for name in (*tool.name.split("."), *properties):
         if not name.isidentifier() or keyword.iskeyword(name):
             raise CallsError(f"{name!r} of tool {tool.name!r} is no name in Python, in which this model writes its calls")
@@ -97,8 +97,9 @@ def _python(i: int, tool: Tool, options: dict[str, Any]) -> list[str]:
     return [*rules, f'first_{i}_{last}: ""', f'next_{i}_{last}: ""']
 
 
-def _arguments(schema: bool | dict[str, Any], tool: str) -> tuple[dict[str, bool | dict[str, Any]], set[str]]:
-    """The schema of each argument, and the names of those that must be there: of `properties`, and of the parts of an `allOf`."""
+def _arguments(schema: bool | dict[str, Any], tool: str) -> tuple[dict[str, list[bool | dict[str, Any]]], set[str]]:
+    """All that is said of each argument, and the names of those that must be there: in `properties`, and in the parts of an `allOf`, which
+    may have such parts in turn (as deep as a schema may be, `grammar_check.MOST_DEPTH`)."""
     if schema is True:
         return {}, set()
     if schema is False:
@@ -107,15 +108,22 @@ def _arguments(schema: bool | dict[str, Any], tool: str) -> tuple[dict[str, bool
     if together:
         why = f"this model writes the arguments of {tool!r} one by one, so {together[0]!r} of them together cannot be followed"
         raise CallsError(f"{why}: say it in `properties` and `required`, or let `tool_choice` be auto")
-    found = dict(schema.get("properties", {}))
+    said = {name: [given] for name, given in schema.get("properties", {}).items()}
     required = set(schema.get("required", ()))
     for part in schema.get("allOf", ()):
         more, needed = _arguments(part, tool)
-        for name, given in more.items():
-            both = [found[name], given] if name in found else [given]
-            found[name] = False if False in both else {"allOf": both} if len(both) > 1 else given
+        for name, parts in more.items():
+            said.setdefault(name, []).extend(parts)
         required |= needed
-    return found | dict.fromkeys(sorted(required - found.keys()), True), required
+    for name in sorted(required - said.keys()):
+        said[name] = []
+    return said, required
+
+
+def _together(parts: list[bool | dict[str, Any]]) -> dict[str, Any]:
+    """One schema of parts that all hold, none of them false."""
+    schemas = [part for part in parts if not isinstance(part, bool)]
+    return {"allOf": schemas} if len(schemas) > 1 else schemas[0] if schemas else {}
 
 
 def _json(schema: dict[str, Any], options: dict[str, Any]) -> str:

@@ -235,6 +235,13 @@ class TestForced:
             assert not accepted(made, f"[f({wrong})]")
         assert not accepted(made, '[f(a=3, any=1, b="x")]')
 
+    def test_an_argument_may_be_spoken_of_in_many_parts(self) -> None:
+        """Side by side, however many: each part in the one before it would soon be deeper than anybody reads."""
+        parts = [{"properties": {"a": {"minimum": least}}} for least in range(1000)]
+        schema = {"properties": {"a": {"type": "integer", "maximum": 1001}}, "required": ["a"], "allOf": parts}
+        _, made = forced("pythonic", [{"type": "function", "function": {"name": "f", "parameters": schema}}])
+        assert accepted(made, "[f(a=1000)]") and not accepted(made, "[f(a=998)]") and not accepted(made, "[f(a=1002)]")
+
     @pytest.mark.parametrize(
         "schema",
         [
