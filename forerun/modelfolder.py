@@ -13,6 +13,10 @@ WEIGHTS = ("*.safetensors", "*.gguf", "*.bin")
 """in the order in which they are preferred"""
 
 
+class Unreadable(Exception):
+    """A file that is there and says nothing. The message says what is wrong and what to do."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Folder:
     """What was found. `faults`: each says what is wrong and what to do; none means that loading can be tried."""
@@ -87,6 +91,27 @@ def unreadable(path: Path) -> list[str]:
     return [f"{path} is a Git LFS pointer, not the file: run `git lfs pull` in the model folder"]
 
 
+def text_of(path: Path) -> str | None:
+    """What a file says, None where there is none. Raises Unreadable."""
+    if not path.exists() and not path.is_symlink():
+        return None
+    for fault in unreadable(path):
+        raise Unreadable(fault)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as wrong:
+        raise Unreadable(f"{path} cannot be read ({wrong}): fetch the model again") from None
+
+
+def object_of(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, an empty one where there is no file or another value in it. Raises Unreadable."""
+    try:
+        found = json.loads(text_of(path) or "{}")
+    except (ValueError, RecursionError) as wrong:
+        raise Unreadable(f"{path} cannot be read as JSON ({wrong}): fetch the model again") from None
+    return found if isinstance(found, dict) else {}
+
+
 def _truncated(path: Path) -> list[str]:
     """A safetensors file is 8 bytes of header length, a JSON header, and data up to the largest offset in it."""
     size = path.stat().st_size
@@ -103,12 +128,10 @@ def _truncated(path: Path) -> list[str]:
 
 
 def _json(path: Path, faults: list[str], needed: bool) -> dict[str, Any]:
-    if not path.is_file():
-        faults += [f"{path} is missing: is {path.parent} a model folder?"] if needed else []
-        return {}
+    if needed and not path.exists() and not path.is_symlink():
+        faults.append(f"{path} is missing: is {path.parent} a model folder?")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as wrong:
-        faults.append(f"{path} cannot be read: {wrong}")
+        return object_of(path)
+    except Unreadable as wrong:
+        faults.append(str(wrong))
         return {}
-    return found if isinstance(found, dict) else {}

@@ -77,10 +77,10 @@ def _opening(style: Style, name: str, calls: Calls) -> str:
 
 def _python(i: int, tool: Tool, options: dict[str, Any]) -> list[str]:
     """Keyword arguments in the order of the schema. `first_i_k`: nothing was said yet, `next_i_k`: something was."""
-    said, required = _arguments(tool.schema, tool.name)
-    if impossible := [name for name in sorted(required) if False in said[name]]:
+    arguments, required = _arguments(tool.schema, tool.name)
+    if impossible := [name for name in sorted(required) if False in arguments[name]]:
         raise CallsError(f"{impossible[0]!r} of tool {tool.name!r} must be there and must not: nothing can satisfy it")
-    properties = {name: _together(parts) for name, parts in said.items() if False not in parts}
+    properties = {name: _together(parts) for name, parts in arguments.items() if False not in parts}
     for name in (*tool.name.split("."), *properties):
         if not name.isidentifier() or keyword.iskeyword(name):
             raise CallsError(f"{name!r} of tool {tool.name!r} is no name in Python, in which this model writes its calls")

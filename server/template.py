@@ -22,6 +22,8 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
+from forerun.modelfolder import object_of, text_of
+
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """names of tokenizer_config.json that templates see"""
 _MARK = "\ue000continue\ue000"
@@ -117,8 +119,8 @@ class ChatTemplates:
 
 def load_templates(folder: Path, config_path: Path | None = None) -> ChatTemplates:
     """The templates of a model folder. `config_path`: a tokenizer_config.json that takes the place of the folder's own. Raises
-    TemplateError for a file that is there and cannot be read."""
-    config = _json(config_path or folder / "tokenizer_config.json")
+    modelfolder.Unreadable for a file that is there and cannot be read."""
+    config = object_of(config_path or folder / "tokenizer_config.json")
     given = config.get("chat_template")
     named: dict[str, str] = {}
     if isinstance(given, str):
@@ -127,15 +129,15 @@ def load_templates(folder: Path, config_path: Path | None = None) -> ChatTemplat
         pairs = [(entry.get("name"), entry.get("template")) for entry in given if isinstance(entry, dict)]
         named |= {name: template for name, template in pairs if isinstance(name, str) and isinstance(template, str)}
     if config_path is None:
-        apart = _json(folder / "chat_template.json").get("chat_template")
+        apart = object_of(folder / "chat_template.json").get("chat_template")
         if isinstance(apart, str):
             named["default"] = apart
         for path in sorted(folder.glob("additional_chat_templates/*.jinja")):
-            named[path.stem] = _read(path) or ""
-        alone = _read(folder / "chat_template.jinja")
+            named[path.stem] = text_of(path) or ""
+        alone = text_of(folder / "chat_template.jinja")
         if alone is not None:
             named["default"] = alone
-    return ChatTemplates(named, _special(config, _json(folder / "special_tokens_map.json")))
+    return ChatTemplates(named, _special(config, object_of(folder / "special_tokens_map.json")))
 
 
 def _special(*sources: Mapping[str, Any]) -> dict[str, str]:
@@ -147,24 +149,6 @@ def _special(*sources: Mapping[str, Any]) -> dict[str, str]:
             if isinstance(text, str):
                 found.setdefault(name, text)
     return found
-
-
-def _read(path: Path) -> str | None:
-    """None where there is no such file."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as wrong:
-        raise TemplateError(f"{path} cannot be read: {wrong}") from None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(_read(path) or "{}")
-    except (ValueError, RecursionError) as wrong:
-        raise TemplateError(f"{path} is no JSON: {wrong}") from None
-    return found if isinstance(found, dict) else {}
 
 
 def _upto_mark(prompt: str) -> str:

@@ -29,7 +29,7 @@ from forerun.hub import ModelNotFound, locate
 from forerun.server.detokenize import Detokenizer, vocabulary
 from forerun.server.schema import SimpleToken
 from forerun.server.stops import StopMatcher
-from forerun.server.template import ChatTemplates, TemplateError, load_templates
+from forerun.server.template import ChatTemplates, load_templates
 
 __all__ = ["Detokenizer", "StopMatcher", "Tokenizer", "TokenizerError"]
 
@@ -176,12 +176,9 @@ def _read(path: Path) -> tokenizers.Tokenizer:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (OSError, ValueError, RecursionError) as wrong:
-        raise TokenizerError(f"{path} cannot be read: {wrong}") from None
-    return found if isinstance(found, dict) else {}
+        return modelfolder.object_of(path)
+    except modelfolder.Unreadable as wrong:
+        raise TokenizerError(str(wrong)) from None
 
 
 def _eos_ids(folder: Path, files: Path, rust: tokenizers.Tokenizer) -> list[int]:
@@ -206,8 +203,8 @@ def _templates(folder: Path, files: Path, config_path: str | None) -> ChatTempla
         if config_path is not None:
             return load_templates(folder, Path(config_path))
         return load_templates(folder) or load_templates(files)
-    except TemplateError as wrong:
-        raise TokenizerError(f"{wrong}. Fetch the model again") from None
+    except modelfolder.Unreadable as wrong:
+        raise TokenizerError(str(wrong)) from None
 
 
 @contextlib.contextmanager

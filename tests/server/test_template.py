@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from forerun.modelfolder import Unreadable
 from forerun.server.template import ChatTemplates, TemplateError, TemplateNotFound, load_templates
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -189,16 +190,22 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
     "name",
     ["tokenizer_config.json", "special_tokens_map.json", "chat_template.json", "chat_template.jinja", "additional_chat_templates/x.jinja"],
 )
-@pytest.mark.parametrize("content", [b"\xff\xfe{", b'{"chat_template": ', b"[" * 100_000])
-def test_a_file_that_cannot_be_read_is_said(name: str, content: bytes, tmp_path: Path) -> None:
-    """And not answered with another template, or none."""
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe{", b'{"chat_template": ', b"[" * 100_000, b"version https://git-lfs.github.com/spec/v1\n", None]
+)
+def test_a_file_that_cannot_be_read_is_said(name: str, content: bytes | None, tmp_path: Path) -> None:
+    """And not answered with another template, or none. `content`: None = of a link that leads nowhere."""
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "fine"}))
     (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_bytes(content)
-    if name.endswith("jinja") and content[0] < 0x80:
+    (tmp_path / name).unlink(missing_ok=True)
+    if content is None:
+        (tmp_path / name).symlink_to("gone")
+    else:
+        (tmp_path / name).write_bytes(content)
+    if name.endswith("jinja") and content is not None and content[0] in b"{[":
         assert load_templates(tmp_path)
         return
-    with pytest.raises(TemplateError, match=re.escape(str(tmp_path / name))):
+    with pytest.raises(Unreadable, match=f"{re.escape(str(tmp_path / name))}.*(fetch the model again|git lfs pull)"):
         load_templates(tmp_path)
 
 
