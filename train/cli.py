@@ -68,9 +68,19 @@ def _asked(argv: Sequence[str]) -> argparse.Namespace:
     learning.add_argument(
         "--keep-mb", type=int, default=2048, help="hidden states of the target that are kept in WORK/states (default: %(default)s)"
     )
+    learning.add_argument(
+        "--from",
+        type=Path,
+        dest="begins",
+        metavar="DIR",
+        help="go on from this head, of the same kind, options and target (default: begin anew)",
+    )
     learning.add_argument("--float32", action="store_true", help="do not compute in bfloat16")
     options(kind, parser)
-    return parser.parse_args(argv)
+    asked = parser.parse_args(argv)
+    if asked.epochs < 1 <= parser.get_default("epochs"):
+        parser.error(f"--epochs {asked.epochs} would write a draft that learned nothing: use 1 or more")
+    return asked
 
 
 def _text_options(parser: argparse.ArgumentParser) -> None:
@@ -92,9 +102,9 @@ def _run(asked: argparse.Namespace, folder: Path, command: str) -> None:
     torch.set_num_threads(threads)  # the writer's kernels have threads of their own and left torch with one
     start = Start(model_id=str(folder), threads=threads)
     shelf = Shelf(work / "states", asked.keep_mb << 20)
-    draft = open_kind(asked.kind, asked, Setting(folder, learnt, asked.seed, lambda layers: Taps(start, layers, shelf)))
+    draft = open_kind(asked.kind, asked, Setting(folder, learnt, asked.seed, lambda layers: Taps(start, layers, shelf), asked.begins))
     torch.set_num_threads(threads)  # a reader of taps has its own too
-    plan = Plan(asked.epochs, asked.batch_tokens, asked.rate, asked.seed, not asked.float32)
+    plan = Plan(asked.epochs, asked.batch_tokens, asked.rate, asked.seed, not asked.float32, str(asked.begins or ""))
     trainer = Trainer(draft, learnt, plan, work / f"{asked.kind}.pt", say, asked.minutes)
 
     def look(most: int) -> dict[str, dict[str, object]]:

@@ -31,13 +31,15 @@ SAVE_SECONDS = 30.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
-    """`epochs`: times that each text is read; `batch_tokens`: of a step; `rate`: the highest learning rate; `half`: compute in bfloat16."""
+    """`epochs`: times that each text is read; `batch_tokens`: of a step; `rate`: the highest learning rate; `half`: compute in bfloat16;
+    `begins`: what the draft went on from."""
 
     epochs: int
     batch_tokens: int
     rate: float
     seed: int
     half: bool = True
+    begins: str = ""
 
 
 def batches(text: Sequence[Record], plan: Plan, epoch: int) -> list[list[Record]]:

@@ -16,6 +16,7 @@ from forerun.engine.build import build_engine
 from forerun.engine.models.load import load_model
 from forerun.messages import Start
 from forerun.train.heldout import OWN, read_prompts
+from forerun.train.kinds.registry import KINDS
 from forerun.train.shards import read
 from forerun.train.trainer import Trainer
 from tests.engine.tiny import Front, Sequence_, params_for
@@ -138,6 +139,16 @@ def test_wrong_words_are_explained(folder: Path, tmp_path: Path, capsys: pytest.
     assert left.value.code == 2
     assert main(["train-drafter", "--model-id", str(folder), *out, *SMALL, "--hidden", "50"]) == 1
     assert "no multiple of 64" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [kind for kind in sorted(KINDS) if kind != "grams"])
+def test_a_draft_that_would_learn_nothing_is_refused_before_a_text_is_written(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["train-drafter", "--kind", kind, "--model-id", str(folder), "--out", str(tmp_path / "draft"), "--epochs", "0"])
+    assert "use 1 or more" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_of_prompts_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from forerun.train.kinds.registry import open_kind
 from forerun.train.shards import Record
 from forerun.train.taps import Taps
 from tests.engine.tiny import Front, Sequence_, params_for
-from tests.train.kinds import asked
+from tests.train.kinds import asked, texts
 
 SMALL = {
     "eagle3": ["--vocab", "500", "--passes", "2"],
@@ -106,10 +106,14 @@ def written(folder: Path) -> list[Record]:
     return found
 
 
-def trained(kind: str, folder: Path, steps: int) -> registry.Draft:
+def opened(kind: str, folder: Path, text: list[Record], begins: Path | None = None) -> registry.Draft:
     taps = functools.cache(lambda layers: Taps(start(folder), layers))
     name = kind.split()[0]
-    head = open_kind(name, asked(name, SMALL[kind]), registry.Setting(folder, written(folder), 0, taps))
+    return open_kind(name, asked(name, SMALL[kind]), registry.Setting(folder, text, 0, taps, begins))
+
+
+def trained(kind: str, folder: Path, steps: int) -> registry.Draft:
+    head = opened(kind, folder, written(folder))
     optimizer = torch.optim.AdamW([one for one in head.net.parameters() if one.requires_grad], lr=5e-3)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -160,15 +164,52 @@ def rounded(head: registry.Draft, folder: Path) -> None:
     (file,) = folder.glob("*.safetensors")
     saved = {name: value.float() if value.is_floating_point() else value for name, value in load_file(file).items()}
     save_file(saved, file)
-    for name, value in head.net.state_dict().items():
-        found = next((other for key, other in saved.items() if key == name or key.endswith("." + name) or key == _medusa(name)), None)
-        if found is not None and value.is_floating_point():
-            value.copy_(found)
+    for name, value in head.tensors().items():
+        value.copy_(saved[name])
 
 
-def _medusa(name: str) -> str:
-    number, _, rest = name.partition(".")
-    return f"{number}.0.linear.{rest}"
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_head_goes_on_from_what_was_saved(kind: str, folder: Path, tmp_path: Path) -> None:
+    """Also on another text, whose most frequent tokens are others."""
+    head = trained(kind, folder, 3)
+    head.save(tmp_path)
+    rounded(head, tmp_path)
+    other = opened(kind, folder, texts(3), tmp_path)
+    assert all(torch.equal(value, head.tensors()[name]) for name, value in other.tensors().items())
+    for record in written(folder):
+        assert np.array_equal(other.hits(record, 3), head.hits(record, 3))
+
+
+@pytest.mark.parametrize(
+    "saved, kind, words, cure",
+    [
+        ("eagle3", "eagle3", ["--inner", "48"], "the options that this head was made with"),
+        ("eagle3", "mtp", [], "is not there"),
+        ("dflash", "dspark", SMALL["dspark"], "is not there"),
+        ("dflash", "dflash", SMALL["dflash reduced"], "has no draft vocabulary"),
+        ("medusa", "model", [], "leave out --from"),
+        ("medusa", "grams", [], "leave out --from"),
+    ],
+)
+def test_a_head_goes_on_from_its_own_kind_only(saved: str, kind: str, words: list[str], cure: str, folder: Path, tmp_path: Path) -> None:
+    trained(saved, folder, 0).save(tmp_path)
+    with pytest.raises(ValueError, match=cure):
+        open_kind(
+            kind, asked(kind, words), registry.Setting(folder, written(folder), 0, lambda layers: Taps(start(folder), layers), tmp_path)
+        )
+
+
+def test_a_head_of_another_target_is_not_gone_on_from(folder: Path, tmp_path: Path) -> None:
+    head = trained("eagle3", folder, 0)
+    head.save(tmp_path)
+    file = tmp_path / "model.safetensors"
+    saved = load_file(file)
+    save_file(saved | {"d2t": saved["d2t"] + 300}, file)
+    with pytest.raises(ValueError, match="of another target"):
+        opened("eagle3", folder, written(folder), tmp_path)
+    save_file(saved | {"t2d": ~saved["t2d"]}, file)
+    with pytest.raises(ValueError, match="t2d is of another target or vocabulary"):
+        opened("eagle3", folder, written(folder), tmp_path)
 
 
 @pytest.mark.parametrize("kind", HEADS)

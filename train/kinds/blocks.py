@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from forerun.train.kinds.flat import Flat
 from forerun.train.kinds.nets import Attention, Mlp, Norm, linear
 from forerun.train.kinds.registry import Setting
-from forerun.train.kinds.source import Head, OwnHead, SharedHead, Source, facts, frequent, reduction, to_draft
+from forerun.train.kinds.source import Head, OwnHead, SharedHead, Source, drafted, facts, frequent, reduction, to_draft
 from forerun.train.shards import Record
 from forerun.train.taps import Taps
 from forerun.train.vocabulary import Vocabulary
@@ -231,7 +231,8 @@ class Sizes:
         source, whole = dataclasses.replace(target, kv_heads=kv_heads), target.head()
         if asked.mask_token >= len(whole):
             raise ValueError(f"--mask-token {asked.mask_token} is no token: the target has {len(whole)}")
-        vocabulary = frequent(setting.target, list(setting.text), len(whole), asked.vocab)
+        choose = drafted if asked.reduced else frequent
+        vocabulary = choose(setting, len(whole), asked.vocab)
         kept = torch.from_numpy(vocabulary.kept)
         own = OwnHead(whole, kept) if asked.reduced else None
         head = SharedHead(whole, kept) if own is None else own

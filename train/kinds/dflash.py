@@ -59,6 +59,9 @@ class Dflash:
                 hold(right, record, roots, guesses)
         return right
 
+    def tensors(self) -> dict[str, Tensor]:
+        return tensors_of(self.net) | self._sizes.reduction()
+
     def save(self, folder: Path) -> None:
         sizes = self._sizes
         own = {
@@ -66,4 +69,4 @@ class Dflash:
             "dflash_config": {"target_layer_ids": list(sizes.taps), "mask_token_id": sizes.mask},
         }
         config = sizes.config(self._blocks) | own if sizes.own is None else sizes.reduced_config("dflash", self._blocks)
-        write(folder, config, tensors_of(self.net) | sizes.reduction())
+        write(folder, config, self.tensors())

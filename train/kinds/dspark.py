@@ -117,13 +117,16 @@ class Dspark:
                 hold(right, record, roots, torch.stack(guesses, 1))
         return right
 
+    def tensors(self) -> dict[str, Tensor]:
+        return tensors_of(self.net) | self._sizes.reduction()
+
     def save(self, folder: Path) -> None:
         sizes, net = self._sizes, self.net
         own = {"architectures": ["Qwen3DSparkModel"], "target_layer_ids": list(sizes.taps), "mask_token_id": sizes.mask}
         config = sizes.config(self._blocks) | own if sizes.own is None else sizes.reduced_config("dspark", self._blocks)
         config |= {"markov_head_type": "vanilla", "markov_rank": net.markov_head.markov_w1.embedding_dim}
         config |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
-        tensors = tensors_of(net) | sizes.reduction()
+        tensors = self.tensors()
         if self._ends:
             tensors |= {"embed_tokens.weight": sizes.source.embedding(), "lm_head.weight": sizes.source.head()}
         write(folder, config, tensors)

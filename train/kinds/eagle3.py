@@ -6,16 +6,15 @@ How it learns is `recursive.py`. The draft vocabulary is a part of the target's 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from forerun.train.kinds.nets import Attention, Mlp, Norm, linear
-from forerun.train.kinds.recursive import Entries, Passes, attend, positions_of
+from forerun.train.kinds.recursive import Passes
 from forerun.train.kinds.registry import Setting
-from forerun.train.kinds.source import Source, facts, frequent, reduction, to_draft, write
+from forerun.train.kinds.source import Source, drafted, facts, reduction, to_draft, write
 from forerun.train.vocabulary import Vocabulary
 
 
@@ -49,15 +48,16 @@ class Net(nn.Module):
         out: Tensor = self.fc(states)
         return out
 
-    def layer(self, embedded: Tensor, features: Tensor, rows: Sequence[tuple[int, int]], before: list[Entries]) -> Tensor:
-        middle = self.midlayer
-        x = torch.cat([middle.input_layernorm(embedded), middle.hidden_norm(features)], -1)
-        positions = positions_of(rows)
-        q = middle.self_attn.queries(x, positions)
-        before.append(middle.self_attn.entries(x, positions))
-        seen = [attend(middle.self_attn, q[first:last], first, last, before) for first, last in rows]
-        x = features + middle.self_attn.o_proj(torch.cat(seen))
-        out: Tensor = x + middle.mlp(middle.post_attention_layernorm(x))
+    @property
+    def attention(self) -> Attention:
+        return self.midlayer.self_attn
+
+    def read(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        return features, torch.cat([self.midlayer.input_layernorm(embedded), self.midlayer.hidden_norm(features)], -1)
+
+    def made(self, residual: Tensor, seen: Tensor) -> Tensor:
+        x = residual + self.attention.o_proj(seen)
+        out: Tensor = x + self.midlayer.mlp(self.midlayer.post_attention_layernorm(x))
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class Eagle3:
         if asked.passes < 1:
             raise ValueError(f"--passes {asked.passes} is none: use --passes 3")
         head = source.head()
-        vocabulary = frequent(setting.target, list(setting.text), len(head), asked.vocab)
+        vocabulary = drafted(setting, len(head), asked.vocab)
         inner = asked.inner or source.inner
         with torch.random.fork_rng():
             torch.manual_seed(setting.seed)
@@ -102,14 +102,15 @@ class Eagle3:
         _begin(net, source, head[net.kept])
         return Eagle3(source, net, setting, vocabulary, asked.passes, inner)
 
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(self.net.state_dict()) | reduction(self.net.kept, self._vocabulary.vocab)
+
     def save(self, folder: Path) -> None:
         """The public EAGLE-3 layout. Its layer ids count what enters a layer."""
-        kept = torch.from_numpy(self._vocabulary.kept)
-        tensors = dict(self.net.state_dict()) | reduction(kept, self._vocabulary.vocab)
         config = {"architectures": ["LlamaForCausalLMEagle3"]} | self._source.sizes()
         config |= {"intermediate_size": self._inner, "num_hidden_layers": 1, "vocab_size": self._vocabulary.vocab}
-        config |= {"draft_vocab_size": len(kept), "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in self._layers]}
-        write(folder, config, tensors)
+        config |= {"draft_vocab_size": len(self.net.kept), "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in self._layers]}
+        write(folder, config, self.tensors())
 
 
 def _begin(net: Net, source: Source, head: Tensor) -> None:

@@ -81,6 +81,9 @@ class Grams:
         right = np.fromiter(found, np.int64, len(keys)) == record.tokens[record.prompt :]
         return np.stack([np.concatenate([right[d:], np.zeros(min(d, len(right)), bool)]) for d in range(depth)], 1)
 
+    def tensors(self) -> dict[str, Tensor]:
+        return {}
+
     def save(self, folder: Path) -> None:
         table = self._table
         tensors = {name: torch.from_numpy(getattr(table, name)) for name in ("keys", "tokens", "chances")}

@@ -54,7 +54,7 @@ class Medusa:
         if asked.heads < 1:
             raise ValueError(f"--heads {asked.heads} is none: use --heads 4")
         source = Source.open(setting.target)
-        vocabulary = frequent(setting.target, list(setting.text), len(source.head()), asked.vocab)
+        vocabulary = frequent(setting, len(source.head()), asked.vocab)
         return Medusa(source, setting, vocabulary, asked.heads)
 
     def loss(self, batch: Sequence[Record]) -> Tensor:
@@ -81,13 +81,13 @@ class Medusa:
                 right[skipped : skipped + len(held), d] = held.numpy()
         return right
 
+    def tensors(self) -> dict[str, Tensor]:
+        return {f"{number}.0.linear.{name}": value for number, head in enumerate(self.net) for name, value in head.state_dict().items()}
+
     def save(self, folder: Path) -> None:
-        tensors: dict[str, Tensor] = {}
-        for number, head in enumerate(self.net):
-            tensors |= {f"{number}.0.linear.{name}": value for name, value in head.named_parameters()}
         config = {"model_type": "medusa", "medusa_num_heads": len(self.net), "medusa_num_layers": 1}
         config |= {"hidden_size": self._source.hidden, "base_model_name_or_path": self._source.folder.name, "torch_dtype": "bfloat16"}
-        write(folder, config, tensors, "medusa_lm_head")
+        write(folder, config, self.tensors(), "medusa_lm_head")
 
     def _state(self, states: Tensor, number: int) -> Tensor:
         out: Tensor = states + functional.silu(self.net[number](states))

@@ -94,6 +94,9 @@ class ModelDraft:
         padded = np.concatenate([right, np.zeros(depth, bool)])
         return np.stack([padded[d : d + len(right)] for d in range(depth)], -1)
 
+    def tensors(self) -> dict[str, Tensor]:
+        return {}
+
     def save(self, folder: Path) -> None:
         """An ordinary Llama folder, in bfloat16."""
         folder.mkdir(parents=True, exist_ok=True)

@@ -10,14 +10,13 @@ How it learns is `recursive.py`. Published modules are trained with their target
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from forerun.train.kinds.nets import Attention, Mlp, Norm, linear
-from forerun.train.kinds.recursive import Entries, Passes, attend, positions_of
+from forerun.train.kinds.recursive import Passes
 from forerun.train.kinds.registry import Setting
 from forerun.train.kinds.source import SharedHead, Source, facts, frequent, to_draft, write
 
@@ -45,12 +44,16 @@ class Net(nn.Module):
     def first(self, states: Tensor) -> Tensor:
         return states
 
-    def layer(self, embedded: Tensor, features: Tensor, rows: Sequence[tuple[int, int]], before: list[Entries]) -> Tensor:
+    @property
+    def attention(self) -> Attention:
+        return self.self_attn
+
+    def read(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         x = self.eh_proj(torch.cat([self.enorm(embedded), self.hnorm(features)], -1))
-        read, positions = self.input_layernorm(x), positions_of(rows)
-        q = self.self_attn.queries(read, positions)
-        before.append(self.self_attn.entries(read, positions))
-        x = x + self.self_attn.o_proj(torch.cat([attend(self.self_attn, q[first:last], first, last, before) for first, last in rows]))
+        return x, self.input_layernorm(x)
+
+    def made(self, residual: Tensor, seen: Tensor) -> Tensor:
+        x = residual + self.attention.o_proj(seen)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
@@ -83,7 +86,7 @@ class Mtp:
             raise ValueError(f"--passes {asked.passes} is none: use --passes 3")
         source = Source.open(setting.target)
         whole = source.head()
-        vocabulary = frequent(setting.target, list(setting.text), len(whole), asked.vocab)
+        vocabulary = frequent(setting, len(whole), asked.vocab)
         with torch.random.fork_rng():
             torch.manual_seed(setting.seed)
             net = Net(source, SharedHead(whole, torch.from_numpy(vocabulary.kept)))
@@ -95,8 +98,11 @@ class Mtp:
         passes = Passes(net, setting.taps((source.layers,)), source.embedding(), to_draft(vocabulary), asked.passes)
         return Mtp(source, net, passes, vocabulary.vocab)
 
+    def tensors(self) -> dict[str, Tensor]:
+        return {f"model.layers.{self._source.layers}.{name}": value for name, value in self.net.state_dict().items()}
+
     def save(self, folder: Path) -> None:
         """As it would lie in the target's own folder, behind its last layer; embedding and output head are the target's."""
         config = self._source.sizes() | {"architectures": ["LlamaForCausalLM"], "intermediate_size": self._source.inner}
         config |= {"num_hidden_layers": self._source.layers, "num_nextn_predict_layers": 1, "vocab_size": self._vocab}
-        write(folder, config, {f"model.layers.{self._source.layers}.{name}": value for name, value in self.net.state_dict().items()})
+        write(folder, config, self.tensors())

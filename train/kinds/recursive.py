@@ -5,11 +5,17 @@
     pass j     row i reads what the head itself made of row i − 1 in pass j − 1: it guesses as the (j + 1)-th guess of a draft that began
                j rows before it, and sees of the rows between what that draft would have made, of older ones what pass 0 made
 
-Training through these passes is EAGLE-3's training-time test (Li et al. 2503.01840): the head learns from its own errors.
+Training through these passes is EAGLE-3's training-time test (Li et al. 2503.01840): the head learns from its own errors. Drafts begin in
+answers, so of a prompt there are entries of pass 0 only, for the answer to see:
+
+    text       p p p p g g g │ p p g g g        p: prompt, g: generated; the last token of a text has no row
+    pass 0     e e r r r r   │ r r r r          e: an entry and no more, r: a row that a draft may begin at
+    pass j         r r r r   │ r r r r
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -17,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from forerun.train.kinds.flat import Flat, distilled
 from forerun.train.kinds.nets import Attention
@@ -29,13 +36,21 @@ Entries = tuple[Tensor, Tensor]
 
 
 class Net(Protocol):
+    """A layer that makes features of features and embedded tokens."""
+
+    @property
+    def attention(self) -> Attention: ...
+
     def first(self, states: Tensor) -> Tensor:
         """The target's states [n, taps · H] → what the first pass reads [n, H]."""
         ...
 
-    def layer(self, embedded: Tensor, features: Tensor, rows: Sequence[tuple[int, int]], before: list[Entries]) -> Tensor:
-        """One pass: embedded, features [n, H] → [n, H]. `rows`: of each text; `before`: the entries of the passes before this, to which its
-        own are added."""
+    def read(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """[n, H] each → the residual stream [n, H] and what attention reads [n, width]."""
+        ...
+
+    def made(self, residual: Tensor, seen: Tensor) -> Tensor:
+        """The residual stream and what attention saw [n, heads · D] → [n, H]."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -45,6 +60,31 @@ class Net(Protocol):
     def best(self, hidden: Tensor) -> Tensor:
         """[p, H] → int64 [p]: the target's id of the likeliest guess."""
         ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Span:
+    """The rows of a text: `first` … `last` − 1 of the batch's. A draft may begin at `begin` or behind it. After the entries of pass 0 only
+    such rows are left; then the text's are `able` … `able` + `count` − 1."""
+
+    first: int
+    begin: int
+    last: int
+    able: int
+
+    @property
+    def count(self) -> int:
+        return self.last - self.begin
+
+    @staticmethod
+    def of(flat: Flat) -> list[Span]:
+        spans: list[Span] = []
+        at = able = 0
+        for first, last, prompt in flat.segments():
+            span = Span(at, at + max(prompt - 2, 0), at + last - first - 1, able)
+            at, able = span.last, able + span.count
+            spans.append(span)
+        return spans
 
 
 class Passes:
@@ -66,52 +106,53 @@ class Passes:
     def hits(self, record: Record, depth: int) -> NDArray[np.bool_]:
         """Pass d of the row before place p + d − 1 is guess d + 1 of a draft that starts at place p."""
         right = np.zeros((record.generated, depth), bool)
+        begin = max(record.prompt - 2, 0)
         with torch.inference_mode():
             flat = Flat.of([record])
             for d, (hidden, _) in enumerate(self._run([record], flat, depth)):
-                first = record.prompt - 2 + d
-                if first >= hidden.shape[0]:
+                first = max(record.prompt - 2 + d, 0)
+                if first - begin >= hidden.shape[0]:
                     break
-                held = self._net.best(hidden[max(first, 0) : -1]) == flat.tokens[max(first, 0) + 2 :]
-                skipped = max(0, -first)
+                held = self._net.best(hidden[first - begin : -1]) == flat.tokens[first + 2 :]
+                skipped = first - (record.prompt - 2 + d)
                 right[skipped : skipped + len(held), d] = held.numpy()
         return right
 
     def _run(self, batch: Sequence[Record], flat: Flat, passes: int) -> list[tuple[Tensor, Tensor]]:
-        """For each pass what the head makes of all rows [n, H], and the goal of each row, −1 where it has none. Row k of a text is about
-        its tokens k and k + 1; the last row of each text guesses beyond its end."""
-        embedded, features, goals, rows, at = [], [], [], [], 0
-        for (first, last, _), states in zip(flat.segments(), self._taps.read(batch)):
-            embedded.append(self._embedding[flat.tokens[first + 1 : last]])
-            features.append(states[:-1])
-            goals.append(torch.cat([flat.goal[first + 2 : last], torch.tensor([-1])]))
-            rows.append((at, at + last - first - 1))
-            at += last - first - 1
-        tokens, goal = torch.cat(embedded), torch.cat(goals)
-        firsts = torch.tensor([first for first, _ in rows])
-        before = torch.arange(-1, at - 1)
+        """For each pass what the head makes of the rows that a draft may begin at [n, H], and the goal of each, −1 where it has none. Row k
+        of a text is about its tokens k and k + 1; the last row of each text guesses beyond its end."""
+        net, spans = self._net, Span.of(flat)
+        texts = list(zip(spans, flat.starts, flat.starts[1:]))
+        embedded = self._embedding[torch.cat([flat.tokens[start + 1 : end] for _, start, end in texts])]
+        features = net.first(torch.cat([states[:-1] for states in self._taps.read(batch)]))
+        goal = torch.cat([functional.pad(flat.goal[end - span.count + 1 : end], (0, 1), value=-1) for span, _, end in texts])
+        able = torch.cat([torch.arange(span.begin, span.last) for span in spans])
+        position = torch.cat([torch.arange(span.last - span.first) for span in spans])
+        before = torch.arange(-1, len(able) - 1)
+        firsts = torch.tensor([span.able for span in spans])
         before[firsts] = firsts
-        hidden = self._net.first(torch.cat(features))
         entries: list[Entries] = []
         made: list[tuple[Tensor, Tensor]] = []
         for number in range(passes):
-            hidden = self._net.layer(tokens, hidden if not number else hidden[before], rows, entries)
+            residual, x = net.read(embedded, features)
+            entries.append(net.attention.entries(x, position))
+            if not number:
+                residual, x, embedded, position = (rows[able] for rows in (residual, x, embedded, position))
+            q = net.attention.queries(x, position)
+            hidden = net.made(residual, torch.cat([attend(net.attention, q, span, entries) for span in spans]))
             made.append((hidden, goal.clone()))
-            for (first, last), prompt in zip(rows, flat.prompts):  # a draft of the next pass began at least so many rows before
-                goal[first : min(last, first + max(prompt - 2, 0) + number + 1)] = -1
+            features = hidden[before]
+            for span in spans:  # a draft of the next pass began at least so many rows before
+                goal[span.able : span.able + min(number + 1, span.count)] = -1
         return made
 
 
-def attend(attention: Attention, q: Tensor, first: int, last: int, passes: list[Entries]) -> Tensor:
-    """What rows first … last−1, which are one text, see in the newest of the passes: pass 0 up to the row where the draft began, then one
-    entry of each later pass; pass i's lies j − i rows before the row."""
-    j = len(passes) - 1
-    keys, values = (part[first:last] for part in passes[0])
-    seen = torch.ones(last - first, last - first, dtype=torch.bool).tril(-j)
+def attend(attention: Attention, q: Tensor, span: Span, passes: list[Entries]) -> Tensor:
+    """What the rows of a text see in the newest of the passes: pass 0 up to the row where the draft began, then one entry of each later
+    pass; pass i's lies j − i rows before the row."""
+    j, rows = len(passes) - 1, slice(span.able, span.able + span.count)
+    keys, values = (part[span.first : span.last] for part in passes[0])
+    seen = torch.ones(span.count, span.last - span.first, dtype=torch.bool).tril(span.begin - span.first - j)
     seen[:j, 0] = True  # rows too early for this pass are never looked at, but must not be a softmax over nothing
-    extra = [(torch.roll(k[first:last], j - i, 0), torch.roll(v[first:last], j - i, 0)) for i, (k, v) in enumerate(passes) if i]
-    return attention.over(q, keys, values, seen, extra)
-
-
-def positions_of(rows: Sequence[tuple[int, int]]) -> Tensor:
-    return torch.cat([torch.arange(last - first) for first, last in rows])
+    extra = [(torch.roll(k[rows], j - i, 0), torch.roll(v[rows], j - i, 0)) for i, (k, v) in enumerate(passes) if i]
+    return attention.over(q[rows], keys, values, seen, extra)

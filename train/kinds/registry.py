@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from forerun.train.kinds.begun import go_on
 from forerun.train.shards import Record
 from forerun.train.taps import Taps
 
@@ -35,12 +36,13 @@ KINDS = {
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
     """What every kind may want to know. `target`: the target's folder; `text`: what there is to learn from; `taps`: opens the target as a
-    reader that gives the hidden states of these layers, for kinds that need them."""
+    reader that gives the hidden states of these layers, for kinds that need them; `begins`: the folder of a head to go on from."""
 
     target: Path
     text: Sequence[Record]
     seed: int
     taps: Callable[[Sequence[int]], Taps]
+    begins: Path | None = None
 
 
 class Draft(Protocol):
@@ -59,6 +61,11 @@ class Draft(Protocol):
         that those before it were? False behind the end of the text."""
         ...
 
+    def tensors(self) -> dict[str, Tensor]:
+        """What `save` writes, under its names, as it lies in `net`: a head that goes on from a folder is read into them. A kind that always
+        begins anew has none."""
+        ...
+
     def save(self, folder: Path) -> None:
         """Write a folder that `--speculator` and other programs can load."""
         ...
@@ -69,7 +76,13 @@ def options(kind: str, parser: argparse.ArgumentParser) -> None:
 
 
 def open_kind(kind: str, asked: argparse.Namespace, setting: Setting) -> Draft:
+    """ValueError, with the cure, for options that make no draft, and for `setting.begins` of other ones."""
     draft: Draft = _class(kind).open(asked, setting)
+    if setting.begins is not None:
+        tensors = draft.tensors()
+        if not tensors:
+            raise ValueError(f"--kind {kind} always begins anew: leave out --from")
+        go_on(tensors, setting.begins)
     return draft
 
 

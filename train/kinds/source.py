@@ -11,12 +11,14 @@ import json
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from forerun.engine.weights import Checkpoint, open_checkpoint
+from forerun.train.kinds.begun import kept_by
 from forerun.train.kinds.model import embedding, store
-from forerun.train.shards import Record
+from forerun.train.kinds.registry import Setting
 from forerun.train.vocabulary import Vocabulary, choose
 
 HEADS = ("lm_head.weight", "output.weight", "embed_out.weight")
@@ -175,10 +177,22 @@ def reduction(kept: Tensor, vocab: int) -> dict[str, Tensor]:
     return {"d2t": kept - torch.arange(len(kept)), "t2d": known}
 
 
-def frequent(folder: Path, text: list[Record], vocab: int, size: int) -> Vocabulary:
+def frequent(setting: Setting, vocab: int, size: int) -> Vocabulary:
     """The `size` tokens that the target writes most, special ones included; all others are unknown."""
-    whole = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    return choose(text, whole, None, vocab, size + 1)
+    whole = json.loads((setting.target / "tokenizer.json").read_text(encoding="utf-8"))
+    return choose(setting.text, whole, None, vocab, size + 1)
+
+
+def drafted(setting: Setting, vocab: int, size: int) -> Vocabulary:
+    """The tokens that a head can guess which has an output head of its own: the `size` most frequent ones, or, where it goes on from
+    another head, that one's."""
+    if setting.begins is None:
+        return frequent(setting, vocab, size)
+    kept = kept_by(setting.begins)
+    if kept[-1] >= vocab:
+        raise ValueError(f"--from {setting.begins}: this head guesses tokens that the target does not have: it is of another target")
+    written = np.concatenate([record.tokens[record.prompt :] for record in setting.text])
+    return Vocabulary(kept, len(kept), float(np.isin(written, kept).mean()), vocab)
 
 
 def to_draft(vocabulary: Vocabulary) -> Tensor:
