@@ -73,7 +73,8 @@ class Guard:
 class Snapshot:
     """What a controller thinks, for metrics and people. `budget`, `asked`, `price`: nodes, sequences and λ (of a node, on average) of the
     last step that had guesses. `guessing`: whether the last step might have some. `gain`: tokens a second over those of plain decoding, as
-    expected. `expected_seconds`, `measured_seconds`, `surprise`: of the last step without prompts, and their ratio as steps have it.
+    expected. `expected_seconds`, `measured_seconds`, `surprise`: of the last step that was learned from (it had no prompts, and was not out
+    of all proportion), and their ratio as steps have it.
     `drift`: how much slower (> 1) the machine is than when it was profiled. `guards`: by least number of sequences. `costs`: (rows, seconds
     by the profile, seconds now) of plain steps of one sequence without context; `contexts` as in the profile. `jump`: how much longer steps
     with guesses take than their rows say. `drafting[n]`: seconds of drafting for n sequences. `honesty`: guesses that hold for each that

@@ -1,6 +1,7 @@
 """How long a draft model's forwards take, by their rows: learned while they run.
 
-Means of logarithms, for 1, 2, 3–4, 5–8, … rows; a size that was not seen takes as long as the nearest one that was.
+Means of logarithms, for 1, 2, 3–4, 5–8, … rows; a size that was not seen takes as long as the nearest one that was. What disturbs a forward
+makes it longer, by seconds where the process is stopped: of the first few, the shortest counts.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import math
 
 _BUCKETS = 12
+_FIRST = 3
+"""forwards of which the shortest counts"""
 _STEP = 0.1
 _CLIP = 1.0
 """a surprise counts for no more than a factor of e"""
@@ -24,7 +27,10 @@ class Pace:
         at = _bucket(rows)
         self._seen[at] += 1
         off = math.log(seconds) - self._log[at]
-        self._log[at] += off if self._seen[at] == 1 else max(-_CLIP, min(_CLIP, off)) * max(_STEP, 1 / self._seen[at])
+        if self._seen[at] <= _FIRST:
+            self._log[at] += off if self._seen[at] == 1 else min(0.0, off)
+        else:
+            self._log[at] += max(-_CLIP, min(_CLIP, off)) * max(_STEP, 1 / self._seen[at])
 
     def seconds(self, rows: int) -> float:
         """Expected; 0 as long as nothing is known."""

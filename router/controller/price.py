@@ -49,6 +49,11 @@ SHORTFALL, CARE = 0.4, 0.01
 that a crowd's guesses must bring, as a share of its tokens: deciding about them takes that."""
 READ_ASKS = 16
 """asks over which it is spread what a drafter takes to read a sequence that it is asked about for the first time, or after a pause"""
+_ABSURD = 4.0
+"""A step without prompts that took so many times what was expected, alone among others, was stopped, or waited for its processor: nobody
+learns from it."""
+_LATE = 3
+"""decisions within which the guesses of a look have landed if they ever do"""
 _SHOWN = 32
 """sequences up to which a snapshot says what drafting takes"""
 _OUTLIER = 5.0
@@ -98,6 +103,8 @@ class Price:
         """(sequence, nodes, accepted, expected) of the step that is being told"""
         self._weighing = False
         """the last sequences had priorities"""
+        self._absurd = False
+        """the last step without prompts took out of all proportion"""
         self._prompts = 0
         """prompt tokens of the last step: there may be as many in the next"""
         self._last = Allowance([], 0)
@@ -137,9 +144,11 @@ class Price:
         urgent = self._learn(max(0.0, verifying - plain) / max(1, round.nodes))
         if round.prefill_tokens:
             return
+        forward = round.seconds - round.draft_seconds
+        if self._stood_still(forward, verifying):
+            return
         if not round.nodes:
             self._seen = self._round
-        forward = round.seconds - round.draft_seconds
         self._expected, self._measured = verifying + drafting, round.seconds
         costs.correct(forward, round.rows, roots, read, scored, round.nodes > 0)
         if round.asked:
@@ -147,6 +156,11 @@ class Price:
             seconds = min(forward + drafting, (1 + _OUTLIER * costs.usual_surprise) * self._expected)
             if breaker.observe(round.tokens + urgent, seconds, roots, plain) and self._changed:
                 self._changed(_least(roots), breaker.state)
+
+    def _stood_still(self, seconds: float, expected: float) -> bool:
+        """Twice in a row it is how things are."""
+        before, self._absurd = self._absurd, seconds > _ABSURD * expected
+        return self._absurd and not before
 
     def _caught_up(self) -> int:
         """Tokens of the sequences of this step that their drafter had not read, beyond the usual."""
@@ -170,7 +184,8 @@ class Price:
                 known.mean.observe(nodes, earned, nodes * seconds)
                 self._all.observe(nodes, earned, nodes * seconds)
                 if known.tried is not None:
-                    self._curiosity.settle(known.weight * (accepted - known.tried))
+                    if self._round - known.looked <= _LATE:
+                        self._curiosity.settle(known.weight * (accepted - known.tried))
                     known.tried = None
                 urgent += (known.weight - 1.0) * accepted
         self._landed = []

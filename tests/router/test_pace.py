@@ -99,6 +99,14 @@ def test_hiccups_change_little(more: int) -> None:
     assert 40 <= pace.allowance(1) <= 60
 
 
+@given(st.integers(2, 12), st.integers(0, 60))
+def test_a_process_that_is_stopped_now_and_then_reads_prompts_as_fast_as_one_that_is_not(every: int, more: int) -> None:
+    pace = paced()
+    for number in range(200):
+        pace.stepped(8, more, BASE + (8 + more) * ROW + 0.5 * (number % every == 0))
+    assert pace.allowance(8) in (42, 43)
+
+
 def test_it_recovers_from_hiccups_while_every_step_has_prompts() -> None:
     pace = paced()
     for _ in range(10):

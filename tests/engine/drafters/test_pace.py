@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forerun.engine.drafters.pace import Pace
 
@@ -29,6 +31,15 @@ def test_a_hiccup_counts_for_little_and_a_change_is_followed() -> None:
     for _ in range(60):
         pace.observe(1, 0.003)
     assert pace.seconds(1) == pytest.approx(0.003, rel=0.1)
+
+
+@given(st.integers(0, 2), st.floats(1e-4, 0.1), st.floats(2.0, 1e4))
+def test_a_hiccup_among_the_first_counts_for_little_too(place: int, usual: float, times: float) -> None:
+    """Above all a first forward is often one that the process was stopped in, or that touches memory for the first time."""
+    pace = Pace()
+    for number in range(3):
+        pace.observe(4, usual * (times if number == place else 1.0))
+    assert pace.seconds(4) == pytest.approx(usual)
 
 
 def test_nonsense_is_ignored() -> None:

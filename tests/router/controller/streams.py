@@ -55,6 +55,8 @@ class World:
         self.frugal = frugal
         self.draft_seconds, self.chosen_seconds = draft_seconds, chosen_seconds
         self.slow = 1.0
+        self.halt = 0.0
+        """seconds for which each step stands still"""
         self.plain = self.asked = 0
         self._dice = random.Random(seed)
 
@@ -74,11 +76,11 @@ class World:
         rows = len(sequences) + nodes + prefill
         chosen = self.chosen_seconds if asked else 0.0
         drafting = asked * self.draft_seconds + chosen
-        seconds = seconds_of(rows) * self.slow * self._dice.uniform(0.97, 1.03) + drafting
+        seconds = seconds_of(rows) * self.slow * self._dice.uniform(0.97, 1.03) + drafting + self.halt
         read = sum(len(one.tokens) for one in sequences)
         tokens = len(sequences) + accepted
         controller.stepped(Round(len(sequences), rows, nodes, asked, read, tokens, seconds, drafting, prefill, chosen_seconds=chosen))
-        self.tokens, self.nodes, self.seconds = self.tokens + len(sequences) + accepted, self.nodes + nodes, self.seconds + seconds
+        self.tokens, self.nodes, self.seconds = self.tokens + tokens, self.nodes + nodes, self.seconds + seconds - self.halt
         if self._belief is not None and nodes:
             self._belief += 0.1 * (self.chance - self._belief)
         self.plain += not asked

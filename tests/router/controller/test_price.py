@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forerun.messages import Profile
 from forerun.router.controller.cost import Costs
@@ -235,3 +237,43 @@ def test_the_few_that_remain_of_a_crowd_do_not_rest_as_long_as_it_did(remain: in
     for _ in range(remain // 4 + 1):
         controller(streams[:remain])
     assert controller._decisions == before + 1
+
+
+@pytest.mark.parametrize(("load", "chance"), [(1, 0.7), (4, 0.5), (16, 0.6)])
+@pytest.mark.parametrize("every", [2, 7])
+def test_a_process_that_is_stopped_now_and_then_decides_as_one_that_is_not(load: int, chance: float, every: int) -> None:
+    """A quarter of a second, as often as every other step: nothing is learned from steps that stood still, so nothing is decided by them."""
+    changes: list[str] = []
+    runs = []
+    for halt in (0.25, 0.0):
+        controller = Price(COSTS, most=4, changed=lambda least, state: changes.append(state))
+        world, streams = World(chance, frugal=True), [sequence() for _ in range(load)]
+        for number in range(600):
+            world.halt = halt * (number % every == 0)
+            world.step(controller, streams)
+        runs.append((world.tokens / world.seconds, controller.snapshot().drift, controller.snapshot().jump))
+    assert runs[0] == pytest.approx(runs[1], rel=0.03) and not changes
+
+
+def test_a_machine_that_became_much_slower_at_once_is_believed() -> None:
+    controller, world, streams = Price(COSTS, most=4), World(frugal=True), [sequence()]
+    for number in range(100):
+        world.slow = 6.0 if number >= 50 else 1.0
+        world.step(controller, streams)
+    assert controller.snapshot().drift == pytest.approx(6.0, rel=0.1)
+
+
+@given(st.integers(0, 60))
+def test_a_look_whose_guesses_never_landed_is_not_settled_with_another_ask(later: int) -> None:
+    """The worker may have had none for it, or the sequence was preempted: what a later ask brings is no matter of the purse."""
+    controller, one = Price(COSTS, most=4), sequence(speculate=0)
+    controller([one])
+    known = controller._yields[one]
+    known.tried, known.looked = 3.0, controller._round
+    for _ in range(later):
+        controller([one])
+    before = controller._curiosity._credit
+    controller.landed(one, 4, 0, 1.0)
+    controller._learn(1e-4)
+    assert known.tried is None
+    assert (controller._curiosity._credit < before) is (later <= 3)
