@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -35,11 +36,13 @@ class Target:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Amount:
     """When to stop sending: after so many requests, or so many seconds (0 = no such limit; one of them must be set). `cut`: a closed loop
-    ends when one of its streams finds no more work; the others hang up, and their records say so."""
+    ends when one of its streams finds no more work; the others hang up, and their records say so. `staggered`: the first answers of a
+    closed loop may have ever more tokens from stream to stream, so that the streams are at all places of their answers from then on."""
 
     requests: int = 0
     seconds: float = 0.0
     cut: bool = False
+    staggered: bool = False
 
     def __post_init__(self) -> None:
         if self.requests <= 0 and self.seconds <= 0:
@@ -83,16 +86,17 @@ class Load:
         count = itertools.count()
         start = self._clock()
 
-        async def client() -> None:
+        async def client(place: int) -> None:
             connection = self._connection()
+            share = (place + 1) / streams if amount.staggered else 1.0
             while self._more(amount, next(count), self._clock() - start):
-                body = self._body()
+                body, share = self._body(share), 1.0
                 record = Record(due=self._clock())
                 records.append(record)
                 await self._send(connection, body, record)
             connection.close()
 
-        clients = [asyncio.create_task(client()) for _ in range(streams)]
+        clients = [asyncio.create_task(client(place)) for place in range(streams)]
         try:
             await asyncio.wait(clients, return_when=asyncio.FIRST_COMPLETED if amount.cut else asyncio.FIRST_EXCEPTION)
         finally:
@@ -130,8 +134,10 @@ class Load:
     def _connection(self) -> Connection:
         return Connection(self._target.origin, self._target.headers)
 
-    def _body(self) -> bytes:
-        return self._encode(self._target.api.body(next(self._prompts), self._ask))
+    def _body(self, share: float = 1.0) -> bytes:
+        """`share`: of the tokens that an answer may have."""
+        ask = dataclasses.replace(self._ask, max_new_tokens=math.ceil(share * self._ask.max_new_tokens))
+        return self._encode(self._target.api.body(next(self._prompts), ask))
 
     async def _send(self, connection: Connection, body: bytes, record: Record) -> None:
         reader = _Reader(self._target.api, record, self._clock)

@@ -90,16 +90,6 @@ def steady_rate(records: Sequence[Record], streams: int) -> float:
     return sum(sum(start < time <= end for time in record.arrivals) for record in records) / (end - start)
 
 
-def busy_time(records: Sequence[Record]) -> tuple[float, int]:
-    """Of a closed loop: seconds from its first request until one of its streams found no more work, and the tokens that came meanwhile.
-    (0, 0) when nothing was sent. `records` are in the order they were due."""
-    if not records:
-        return 0.0, 0
-    last_due = records[-1].due
-    end = min(record.ended for record in records if record.ended >= last_due)
-    return end - records[0].due, sum(sum(time <= end for time in record.arrivals) for record in records)
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shape:
     """The load that was asked for: `streams` clients at once (closed loop), or `rate` requests a second (open loop)."""

@@ -1,8 +1,8 @@
 """Speculation on against off, over HTTP: the same requests to two servers of one build, in turns, from one to many streams.
 
 Two servers rather than one whose requests switch guesses off: the yardstick is the server that never guesses, with nothing of speculation
-in its memory or its steps. Each prompt goes to both in the same order, and they run in turns of a second (`turns.py`). The answers must be
-the same, token by token; a single one that differs fails the run.
+in its memory or its steps. Each prompt goes to both in the same order, and they run in short turns (`turns.py`). The answers must be the
+same, token by token; a single one that differs fails the run. With `none` as the drafter, none is measured beside none: what chance does.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from forerun.bench.apis import APIS, Ask
 from forerun.bench.errors import BenchError
 from forerun.bench.launched import Launched, Program, ours
 from forerun.bench.load import Amount, Load, Target, checked
-from forerun.bench.records import Record, Shape, busy_time
+from forerun.bench.records import Record, Shape
 from forerun.bench.stats import median, percentile
+from forerun.bench.steady import Steady, compare
 from forerun.bench.sweep import Match, Outcome, Side, lives
 from forerun.bench.turns import Clock, in_turns, standing
 from forerun.bench.workloads import Workload
@@ -28,6 +29,8 @@ from forerun.bench.workloads import Workload
 FLAGS = {"--max-batch-total-tokens": "32768", "--max-total-tokens": "4096"}
 """unless given otherwise"""
 WARM_TOKENS = 48
+TURN_SECONDS = 0.25
+"""A server's step that the end of a turn cuts in two is no lesson to it (`router/controller/price.py`), so turns may be short."""
 STATE = "forerun_speculation_"
 """how the names begin under which a server shows what its drafters and its controller do"""
 
@@ -60,6 +63,7 @@ class Sweep:
     ) -> None:
         given = [word for name, value in FLAGS.items() if name not in flags for word in (name, value)]
         self._programs = [ours(model_id, [*given, *flags, "--speculator", name]) for name in (speculator, "none")]
+        self._plain = speculator == "none"
         self._settings = settings
         self._form = form
         self._say = say
@@ -75,7 +79,7 @@ class Sweep:
             self._say(f"{len(self.outcomes)}/{total}: starting two servers")
             async with contextlib.AsyncExitStack() as stack:
                 guessing, plain = await start(stack, self._programs, max(match.streams for match in life))
-                if (await guessing.info())["speculator"] == "none":
+                if not self._plain and (await guessing.info())["speculator"] == "none":
                     raise BenchError("the server that is to guess does not: name a drafter with --speculator")
                 for match in life:
                     self._say(f"{len(self.outcomes) + 1}/{total}: {match.workload}, {match.streams} streams, round {match.round + 1}")
@@ -121,12 +125,12 @@ async def take(servers: Sequence[Launched], match: Match, ask: Ask, form: Callab
     def put(server: Launched) -> Callable[[Clock], Awaitable[list[Record]]]:
         async def run(clock: Clock) -> list[Record]:
             load = Load(Target(server.origin, APIS["tgi"]), ask, map(form, match.prompts), clock=clock)
-            return await load.run(Shape(streams=match.streams), Amount(requests=len(match.prompts), cut=True))
+            return await load.run(Shape(streams=match.streams), Amount(len(match.prompts), cut=True, staggered=match.steady))
 
         return run
 
     before = [Counts.of(await server.metrics()) for server in servers]
-    loads = await in_turns([server.family for server in servers], [put(server) for server in servers])
+    loads = await in_turns([server.family for server in servers], [put(server) for server in servers], TURN_SECONDS)
     after = [Counts.of(await server.metrics()) for server in servers]
     return [(checked(records), now.since(then)) for records, now, then in zip(loads, after, before)]
 
@@ -164,12 +168,15 @@ class Counts:
 def outcome(match: Match, fast: Sequence[Record], counts: Counts, slow: Sequence[Record]) -> Outcome:
     """Of a match, what came of its guesses: answers with them and what they counted, and answers without."""
     steps = counts.committed - counts.accepted  # each step of a sequence brings one token that was not guessed
+    busy, plain_busy = (Steady.of(records, match.prompts, match.streams, not match.steady) for records in (fast, slow))
+    plain = side(slow, plain_busy)
     return Outcome(
         match.round,
         match.workload,
         match.streams,
-        side(fast, match.prompts),
-        side(slow, match.prompts),
+        side(fast, busy),
+        plain,
+        compare(busy, plain_busy, plain.step_ms / 1000 / match.streams),
         guesses=counts.drafted / steps if steps else 0.0,
         acceptance=counts.accepted / counts.drafted if counts.drafted else 0.0,
         tokens=counts.committed / steps if steps else 0.0,
@@ -178,16 +185,14 @@ def outcome(match: Match, fast: Sequence[Record], counts: Counts, slow: Sequence
     )
 
 
-def side(records: Sequence[Record], asked: Sequence[str]) -> Side:
+def side(records: Sequence[Record], busy: Steady) -> Side:
     finished = [record for record in records if not record.cut]
-    seconds, tokens = busy_time(records)
     return Side(
-        seconds,
-        tokens,
+        busy.seconds,
+        busy.gained(busy.tokens),
         requests_rate=len(finished) / (max(record.ended for record in finished) - records[0].due),
         first_token_ms=median(record.first_token_seconds for record in records if record.arrivals) * 1000,
         step_ms=_step_seconds(records) * 1000,
-        letters=sum(len(text) for text, record in zip(asked, records, strict=True) if record.arrivals),
     )
 
 
@@ -215,8 +220,11 @@ def describe(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def earlier(details: Any) -> list[Outcome]:
-    """Outcomes as JSON has them."""
-    return msgspec.convert(details, list[Outcome])
+    """Outcomes as JSON has them. Raises BenchError for those of another version."""
+    try:
+        return msgspec.convert(details, list[Outcome])
+    except msgspec.ValidationError as error:
+        raise BenchError(f"the result file that is to be added to is another version's, give a new one with --out: {error}") from error
 
 
 def numbered(outcomes: Sequence[Outcome], after: Sequence[Outcome]) -> list[Outcome]:

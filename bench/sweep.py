@@ -7,15 +7,19 @@ dealt to *lives*, in each of which fresh servers get every prompt at most once.
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections.abc import Iterable, Sequence
 
+from forerun.bench import steady
 from forerun.bench.bars import Bar
 from forerun.bench.stats import median
 from forerun.bench.workloads import Workload
 
 NEVER_LOSES = 0.98
 """of the speed without guesses, at every point"""
+ENOUGH = 1.75
+"""prompts a stream from which a match is long enough to leave out how it starts"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,31 +32,36 @@ class Match:
     prompts: Sequence[str]
     guessing_first: bool
 
+    @property
+    def steady(self) -> bool:
+        """It is judged from when all streams are busy on; the others, from their first request on."""
+        return len(self.prompts) >= ENOUGH * self.streams
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Side:
     """What one server made of a match. `seconds`: while all streams were busy, in which `tokens` came; `requests_rate`: finished requests
-    a second; `step_ms`: of a step without prompts; `letters`: of the prompts that it had read by then."""
+    a second; `step_ms`: of a step without prompts."""
 
     seconds: float
-    tokens: int
+    tokens: float
     requests_rate: float
     first_token_ms: float
     step_ms: float
-    letters: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """`guesses`, `tokens`: of a sequence in a step, on average, of the server that guesses; `acceptance`: share of its guesses that held.
-    `state`: its series about speculation: what counters gained, and gauges afterwards. `differing`: prompts whose answers differ between
-    the two, which must never be."""
+    """`pairs`: seconds that the one that guesses and the plain one took for parts of equal work. `guesses`, `tokens`: of a sequence in a
+    step, on average, of the server that guesses; `acceptance`: share of its guesses that held. `state`: its series about speculation: what
+    counters gained, and gauges afterwards. `differing`: prompts whose answers differ between the two, which must never be."""
 
     round: int
     workload: str
     streams: int
     guessing: Side
     plain: Side
+    pairs: list[tuple[float, float]]
     guesses: float
     acceptance: float
     tokens: float
@@ -61,17 +70,13 @@ class Outcome:
 
     @property
     def ratio(self) -> float:
-        """Seconds that the plain server takes for what the other one did, over the seconds of the other one.
+        """Seconds that the plain server takes for what the other one did, over the seconds of the other one."""
+        return steady.ratio(self.pairs)
 
-        When a stream finds no more work the others are in the middle of their answers, each side at other places, and one may have read a
-        prompt or two more. The difference in tokens is added at the price of a token of the plain server's steps, that in prompts at
-        the price of a letter: all time that its steps do not account for, over all that it read."""
-        plain, guessing = self.plain, self.guessing
-        token_seconds = plain.step_ms / 1000 / self.streams
-        letter_seconds = max(0.0, plain.seconds - plain.tokens * token_seconds) / plain.letters if plain.letters else 0.0
-        plain_seconds = plain.seconds + (guessing.tokens - plain.tokens) * token_seconds
-        plain_seconds += (guessing.letters - plain.letters) * letter_seconds
-        return plain_seconds / self.guessing.seconds if self.guessing.seconds else 0.0
+    @property
+    def doubt(self) -> float:
+        """Standard error of the ratio, as the parts of the match have it."""
+        return steady.doubt(self.pairs)
 
     @property
     def plain_rate(self) -> float:
@@ -81,7 +86,8 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Spot:
-    """All rounds of one workload at one number of streams; medians, and the least and greatest ratio."""
+    """All matches of one workload at one number of streams; medians, the least and greatest ratio, and the standard error of their mean, as
+    the parts of each match have it."""
 
     workload: str
     streams: int
@@ -89,6 +95,7 @@ class Spot:
     ratio: float
     least: float
     most: float
+    doubt: float
     guessing_rate: float
     plain_rate: float
     guesses: float
@@ -97,19 +104,27 @@ class Spot:
 
 
 def requests(streams: int) -> int:
-    """How many make a match: five for every two streams, as far as there are so many prompts; more for few streams, since one text is
-    easier to guess than another, and most for one stream, which has bars: six prompts of a kind, replayed by the dozen, came to anything
-    from 1.2 to 2.0 on chat."""
-    return max(5 * streams // 2, 20 if streams == 1 else 16)
+    """How many make a match. Most for one stream, which has bars, since one text is easier to guess than another: six prompts of a kind,
+    replayed by the dozen, came to anything from 1.2 to 2.0 on chat. Few for two to eight, where guesses win by more than a short match is
+    in doubt about. And many where they hardly win, and all hangs on the doubt."""
+    if streams == 1:
+        return 20
+    return max(2 * streams, 10) if streams <= 8 else max(5 * streams // 2, 64)
+
+
+def matches(streams: int) -> int:
+    """Of a round. A crowd is through with the prompts of a workload in ten seconds."""
+    return 1 if streams <= 16 else 2
 
 
 def lives(workloads: Sequence[Workload], streams: Sequence[int], rounds: int, seed: int = 0, most: int = 0) -> list[list[Match]]:
     """Matches in order, in groups for fresh servers. A workload with fewer prompts than a match has requests gives what it has. `most`:
     requests of a match, but no fewer than its streams; 0 = as many as are good for its figures."""
     found: list[list[Match]] = [[]]
+    order = [count for count in streams for _ in range(1 if most else matches(count))]
     for number in range(rounds):
         decks = _shuffled(workloads, seed + number)
-        for index, count in enumerate(streams):
+        for index, count in enumerate(order):
             each = min(requests(count), max(most, count)) if most else requests(count)
             wanted = {workload.name: min(each, len(workload.prompts)) for workload in workloads}
             if any(len(decks[name]) < needed for name, needed in wanted.items()):
@@ -143,6 +158,7 @@ def _spot(workload: str, streams: int, group: Sequence[Outcome]) -> Spot:
         ratio=median(ratios),
         least=min(ratios),
         most=max(ratios),
+        doubt=math.sqrt(sum(one.doubt**2 for one in group)) / len(group),
         guessing_rate=median(one.ratio * one.plain_rate for one in group),
         plain_rate=median(one.plain_rate for one in group),
         guesses=median(one.guesses for one in group),
@@ -171,14 +187,14 @@ def _counts(spots: Sequence[Spot]) -> list[int]:
 
 
 def _note(spot: Spot) -> str:
-    spread = f", rounds {spot.least:.3f} … {spot.most:.3f}" if spot.rounds > 1 else ""
-    return f"{spot.guessing_rate:.0f} of {spot.plain_rate:.0f} tok/s{spread}"
+    spread = f" ± {spot.doubt:.3f}" + (f", matches {spot.least:.3f} … {spot.most:.3f}" if spot.rounds > 1 else "")
+    return f"{spot.guessing_rate:.0f} of {spot.plain_rate:.0f} tok/s,{spread}"
 
 
 def table(spots: Sequence[Spot]) -> str:
-    """Speed over plain decoding by workload and streams; in brackets the guesses of a sequence in a step."""
+    """Speed over plain decoding by workload and streams, with its standard error; in brackets the guesses of a sequence in a step."""
     counts = _counts(spots)
-    cells = {(spot.workload, spot.streams): f"{spot.ratio:.3f} ({spot.guesses:.1f})" for spot in spots}
-    head = f"{'workload':<12}" + "".join(f"{f'{count} stream' + 's' * (count > 1):>15}" for count in counts)
+    cells = {(spot.workload, spot.streams): f"{spot.ratio:.3f} ± {spot.doubt:.3f} ({spot.guesses:.1f})" for spot in spots}
+    head = f"{'workload':<12}" + "".join(f"{f'{count} stream' + 's' * (count > 1):>22}" for count in counts)
     names = dict.fromkeys(spot.workload for spot in spots)
-    return "\n".join([head, *(f"{name:<12}" + "".join(f"{cells.get((name, count), '–'):>15}" for count in counts) for name in names)])
+    return "\n".join([head, *(f"{name:<12}" + "".join(f"{cells.get((name, count), '–'):>22}" for count in counts) for name in names)])

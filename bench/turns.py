@@ -1,8 +1,8 @@
-"""Servers that share a machine take turns of a second: one runs, the processes of the others are stopped.
+"""Servers that share a machine take turns of a second or less: one runs, the processes of the others are stopped.
 
 The speed of a virtual machine moves by half within ten seconds, so loads that are measured one after the other tell the weather: the same
 steps of one server took 31 and then 52 ms. In turns this short all of them get the same weather. Each has a clock that runs while it does.
-A step that is stopped in the middle looks a second long to its server; that is one in some dozens, and alike for all.
+A step that is stopped in the middle looks as long to its server as the others' turns.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ T = TypeVar("T")
 Clock = Callable[[], float]
 
 
-async def in_turns(families: Sequence[Sequence[int]], jobs: Sequence[Callable[[Clock], Awaitable[T]]]) -> list[T]:
-    """What the jobs return, one for each family of process ids; each goes by the clock of its own, whose turns end with it."""
+async def in_turns(families: Sequence[Sequence[int]], jobs: Sequence[Callable[[Clock], Awaitable[T]]], seconds: float = SECONDS) -> list[T]:
+    """What the jobs return, one for each family of process ids; each goes by the clock of its own, whose turns end with it. `seconds`: of a
+    turn."""
 
     async def done(place: int, turns: Turns) -> T:
         result = await jobs[place](turns.clock(place))
         turns.leave(place)
         return result
 
-    async with Turns(families) as turns, asyncio.TaskGroup() as group:
+    async with Turns(families, seconds) as turns, asyncio.TaskGroup() as group:
         tasks = [group.create_task(done(place, turns)) for place in range(len(families))]
     return [task.result() for task in tasks]
 

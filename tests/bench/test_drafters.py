@@ -50,7 +50,7 @@ def test_a_match_says_how_fast_and_how_much_a_step_brings() -> None:
 
 
 def spot(workload: str, streams: int, ratio: float, tokens: float = 1.5) -> Spot:
-    return Spot(workload, streams, 1, ratio, ratio, ratio, 100 * ratio, 100.0, 2.0, 0.3, tokens)
+    return Spot(workload, streams, 1, ratio, ratio, ratio, 0.01, 100 * ratio, 100.0, 2.0, 0.3, tokens)
 
 
 SPOTS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 
@@ -151,6 +152,14 @@ async def test_a_loop_that_is_cut_ends_with_the_first_stream_that_finds_no_work(
     assert records[3].cut and not all(record.cut for record in records)
     assert records[3].tokens < 5
     assert fake.running == 0
+
+
+async def test_first_answers_of_all_lengths_leave_streams_at_all_places_of_theirs() -> None:
+    async with serving(Fake(tokens=3)) as fake:
+        await load(fake, "tgi").run(Shape(streams=4), Amount(requests=8, staggered=True))
+    most = [body["parameters"]["max_new_tokens"] for body in fake.requests]
+    whole = max(most)
+    assert sorted(most[:4]) == [math.ceil(whole * share / 4) for share in (1, 2, 3, 4)] and most[4:] == [whole] * 4
 
 
 async def test_tokens_are_remembered_where_the_server_names_them() -> None:

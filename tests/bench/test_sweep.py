@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.bench import plots
-from forerun.bench.records import Record, busy_time
+from forerun.bench.errors import BenchError
+from forerun.bench.records import Record
 from forerun.bench.speculation import Counts, describe, differing, earlier, numbered
-from forerun.bench.sweep import Outcome, Side, bars, condense, lives, requests, table
+from forerun.bench.sweep import Outcome, Side, bars, condense, lives, matches, requests, table
 from forerun.bench.workloads import Workload
 
 
@@ -33,8 +35,9 @@ def test_no_server_sees_a_prompt_twice(sizes: list[int], streams: list[int], rou
     for life in plan:
         seen = [prompt for match in life for prompt in match.prompts]
         assert len(seen) == len(set(seen))
-    matches = [(match.round, match.workload, match.streams) for life in plan for match in life]
-    assert sorted(matches) == sorted(itertools.product(range(rounds), (one.name for one in chosen), streams))
+    played = [(match.round, match.workload, match.streams) for life in plan for match in life]
+    wanted = itertools.product(range(rounds), (one.name for one in chosen), [count for count in streams for _ in range(matches(count))])
+    assert sorted(played) == sorted(wanted)
     sizes_of = {one.name: len(one.prompts) for one in chosen}
     assert all(len(match.prompts) == min(requests(match.streams), sizes_of[match.workload]) for life in plan for match in life)
 
@@ -48,22 +51,15 @@ def test_who_is_first_alternates_from_round_to_round() -> None:
 def outcome(ratio: float, workload: str = "chat", streams: int = 1, round: int = 0, guesses: float = 2.0) -> Outcome:
     plain = Side(seconds=10 * ratio, tokens=1000, requests_rate=1, first_token_ms=9, step_ms=10)
     guessing = Side(seconds=10, tokens=1000, requests_rate=1, first_token_ms=9, step_ms=10)
-    return Outcome(round, workload, streams, guessing, plain, guesses, acceptance=0.5, tokens=2.0)
-
-
-def test_a_ratio_is_of_equal_work() -> None:
-    """The guessing side was cut 100 tokens further on; at 4 streams and 8 ms a step they would have cost the plain one 0.2 seconds."""
-    plain = Side(seconds=2.0, tokens=800, requests_rate=1, first_token_ms=9, step_ms=8)
-    guessing = Side(seconds=2.0, tokens=900, requests_rate=1, first_token_ms=9, step_ms=11)
-    assert Outcome(0, "chat", 4, guessing, plain, 1, 0.5, 1.5).ratio == pytest.approx(1.1)
-    # Of the plain one's two seconds 1.6 were steps, so that 4,000 letters took 0.4; the other one had read 500 less.
-    read, more = (dataclasses.replace(one, letters=letters) for one, letters in ((plain, 4000), (guessing, 3500)))
-    assert Outcome(0, "chat", 4, more, read, 1, 0.5, 1.5).ratio == pytest.approx((2.0 + 0.2 - 0.05) / 2.0)
+    pairs = [(5.0, 4.9 * ratio), (5.0, 5.1 * ratio)]
+    return Outcome(round, workload, streams, guessing, plain, pairs, guesses, acceptance=0.5, tokens=2.0)
 
 
 def test_medians_and_spread_of_rounds() -> None:
     (spot,) = condense([outcome(1.1), outcome(1.5, round=1), outcome(1.2, round=2)])
     assert (spot.ratio, spot.least, spot.most, spot.rounds) == pytest.approx((1.2, 1.1, 1.5, 3))
+    each = [one.doubt for one in (outcome(1.1), outcome(1.5), outcome(1.2))]
+    assert spot.doubt == pytest.approx(math.hypot(*each) / 3) and each[0] == pytest.approx(0.022)
 
 
 def test_every_loser_is_named_and_the_worst_of_each_load() -> None:
@@ -77,7 +73,7 @@ def test_every_loser_is_named_and_the_worst_of_each_load() -> None:
         "8 streams: chat": False,
         "worst at 16 streams: chat": True,
     }
-    assert "0.900 (2.0)" in table(spots) and "–" in table(spots)
+    assert "0.900 ± 0.018 (2.0)" in table(spots) and "–" in table(spots)
 
 
 def record(*ids: int, cut: bool = False) -> Record:
@@ -103,15 +99,11 @@ def test_rounds_can_be_added_to_a_result() -> None:
 
 def test_a_result_can_be_read_again() -> None:
     kept = [outcome(1.25, "copy", 8)]
-    assert earlier(json.loads(json.dumps([dataclasses.asdict(one) for one in kept]))) == kept
-
-
-def test_busy_time_ends_when_a_stream_finds_no_more_work() -> None:
-    first = Record(0.0, arrivals=[1.0, 2.0], ended=2.0)
-    second = Record(0.0, arrivals=[1.0, 4.0, 9.0], ended=9.0)
-    third = Record(2.1, arrivals=[3.0, 5.0], ended=5.0)
-    assert busy_time([first, second, third]) == (5.0, 6)
-    assert busy_time([]) == (0.0, 0)
+    details = json.loads(json.dumps([dataclasses.asdict(one) for one in kept]))
+    assert earlier(details) == kept
+    del details[0]["pairs"]
+    with pytest.raises(BenchError, match="--out"):
+        earlier(details)
 
 
 def test_counts_of_a_server() -> None:

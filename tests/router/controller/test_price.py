@@ -242,7 +242,7 @@ def test_the_few_that_remain_of_a_crowd_do_not_rest_as_long_as_it_did(remain: in
 @pytest.mark.parametrize(("load", "chance"), [(1, 0.7), (4, 0.5), (16, 0.6)])
 @pytest.mark.parametrize("every", [2, 7])
 def test_a_process_that_is_stopped_now_and_then_decides_as_one_that_is_not(load: int, chance: float, every: int) -> None:
-    """A quarter of a second, as often as every other step: nothing is learned from steps that stood still, so nothing is decided by them."""
+    """A quarter of a second, as often as every other step: nothing is learned from steps that stood still, so they decide nothing."""
     changes: list[str] = []
     runs = []
     for halt in (0.25, 0.0):
