@@ -154,7 +154,7 @@ class Cascade:
             return {}, [], 0
         heard = [self._of(one.traced) for one in asked]
         stems = [stem(one.traced, one.count, (one.count - 1,) if one.ends else ()) for one in asked]
-        parts = [trail.take(one.traced, one.count, labelled=False) for one in asked]
+        parts = [trail.take(one.traced, one.count) for one in asked]
         stepped = self._first(stems, heard, [token for tokens, _ in parts for token in tokens], [features for _, features in parts])
         growing: dict[int, _Growing] = {}
         for progress, one in zip(heard, asked):
@@ -191,7 +191,7 @@ class Cascade:
     def _enter_behind(self, traced: Traced, count: int) -> None:
         progress = self._of(traced)
         row = stem(traced, count, ())
-        tokens, features = self.listener.trail.take(traced, count, labelled=False)
+        tokens, features = self.listener.trail.take(traced, count)
         self._first([row], [progress], tokens, [features])
         for place in range(1, self._deepest):
             self._step(place, [], [progress], FREE)

@@ -161,6 +161,8 @@ class Blocks:
         stems = [Stem(traced.row.number, traced.base, traced.row.computed, count, (), ()) for traced, count in asked]
         features = [self.listener.trail.take(traced, count)[1] for traced, count in asked]
         self._write(stems, torch.cat(features) if len(features) > 1 else features[0])
+        for traced, _ in asked:
+            self.listener.trail.entered(traced, traced.row.computed)
 
     def _write(self, stems: Sequence[Stem], features: Tensor) -> None:
         """The entries of these rows; features [n, taps · H]."""

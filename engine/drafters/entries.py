@@ -65,6 +65,11 @@ class Entries:
         """Tokens and features of entries that are about to be made."""
         return [self.listener.trail.take(one.traced, one.count) for one in asked]
 
+    def entered(self, asked: Sequence[Due]) -> None:
+        """They were made."""
+        for one in asked:
+            self.listener.trail.entered(one.traced, one.traced.row.computed)
+
     def fused(self, parts: Sequence[tuple[list[int], Tensor]]) -> Tensor:
         """What the net carries of the features of these parts, [n, W]."""
         return self._net.fusion(self._ops, parts[0][1] if len(parts) == 1 else torch.cat([features for _, features in parts]))
@@ -98,6 +103,7 @@ class Entries:
         row = stem(traced, count, ())
         parts = [self.listener.trail.take(traced, count)]
         self.run([row], parts[0][0], self.fused(parts))
+        self.listener.trail.entered(traced, traced.row.computed)
 
 
 def rehearsals(place: Place, most: int, scored: int) -> list[list[Stem]]:

@@ -153,7 +153,11 @@ class History:
 
 
 def fresh(commit: Commit, i: int, known: int) -> list[int]:
-    """What the commit tells of its i-th row behind the row's first `known` tokens, the newest token included."""
-    told = commit.tokens[i][known - commit.start[i] :]
+    """What the commit tells of its i-th row behind the row's first `known` tokens, the newest token included. ValueError where some before
+    were never told (what was put off may go astray in a failure): guesses for a text with a hole in it would only be wrong."""
+    start = commit.start[i]
+    if known < start:
+        raise ValueError(f"row {commit.rows[i]} goes on at position {start}, and only {known} tokens of it are known")
+    told = commit.tokens[i][known - start :]
     newest = commit.next[i]
     return told if newest is None else [*told, newest]

@@ -148,6 +148,7 @@ class Companion:
         while feeds:
             began = time.perf_counter()
             logits, picks = self._run(self._batch(feeds, growing))
+            self._fed(feeds)
             tokens, logprobs = picks.tokens.tolist(), picks.logprobs.tolist()
             for i, one in enumerate(growing):
                 self._choose(one, logits[i].cpu().numpy(), tokens[i], logprobs[i], terms)
@@ -210,8 +211,13 @@ class Companion:
             if count == missing:
                 room = min(self._model.max_tokens, self._table.reach(row.number)) - len(row.tokens) + 1
                 growing.append(_Growing(known, most, min(most, room)))
-            self._held.wrote(row.number, row.tokens, row.computed)
         return growing, feeds
+
+    def _fed(self, feeds: Sequence[tuple[int, int, list[int]]]) -> None:
+        """These went through the model: what of them is known to be true other rows may find."""
+        for number, _, _ in feeds:
+            row = self._rows[number].row
+            self._held.wrote(number, row.tokens, row.computed)
 
     def _able(self, rows: Sequence[int], budget: Sequence[int]) -> list[tuple[_Known, int]]:
         """Rows that can be guessed for: heard of, not longer than the model's reach, and with pages for all of their tokens."""

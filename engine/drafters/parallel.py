@@ -68,6 +68,7 @@ class Parallel:
         for one, count in zip(asked, guesses):
             self.listener.trail.scribbles(one.traced, one.traced.row.computed, one.traced.row.computed + max(0, count - 1))
         logits = self._forward_masked(stems, parts, guesses)
+        self._entries.entered(asked)
         lattices = {}
         firsts = [sum(guesses[:i]) for i in range(len(guesses))]
         going = [(Lattice(one.traced.row, one.most, count), first) for one, count, first in zip(asked, guesses, firsts) if count]

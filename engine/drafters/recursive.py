@@ -80,6 +80,7 @@ class Recursive:
         parts = self._entries.take(asked)
         carried = self._entries.fused(parts)
         stepped = self._entries.run(stems, [token for tokens, _ in parts for token in tokens], carried)
+        self._entries.entered(asked)
         growing: dict[int, Growing] = {}
         at = -1
         for one in asked:

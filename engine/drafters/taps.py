@@ -148,9 +148,9 @@ class Trail:
             found.append(Due(traced, most, min(most, room), count, ends))
         return found
 
-    def take(self, traced: Traced, count: int, labelled: bool = True) -> tuple[list[int], Tensor]:
+    def take(self, traced: Traced, count: int) -> tuple[list[int], Tensor]:
         """The next `count` entries (at most `due`) are about to be made: the tokens that follow their positions (or, without successors,
-        those at them) and the features there, [count, taps · hidden]. `labelled` off: they are not whole before `entered` says so."""
+        those at them) and the features there, [count, taps · hidden]. They are there when `entered` says so."""
         row, first = traced.row, traced.row.computed
         parts: list[Tensor] = []
         left = count
@@ -165,13 +165,11 @@ class Trail:
         self.waiting -= count
         self.scribbles(traced, first, first + count)
         row.computed += count
-        if labelled:
-            self.entered(traced, row.computed)
         shift = int(self.successor)
         return row.tokens[first + shift : first + shift + count], parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def entered(self, traced: Traced, count: int) -> None:
-        """The entries of the first `count` positions are whole: other rows may find them."""
+        """The entries of the first `count` positions were made: other rows may find them. Not sooner, since what makes them may fail."""
         if not traced.base:
             self._held.wrote(traced.row.number, traced.row.tokens, count)
 

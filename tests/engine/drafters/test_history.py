@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,4 +105,6 @@ def test_nothing_is_found_in_nothing() -> None:
 def test_what_a_commit_tells_that_is_new() -> None:
     commit = Commit([3, 5], [0, 7], [[1, 2, 3], [4, 5]], [9, None])
     assert fresh(commit, 0, 0) == [1, 2, 3, 9] and fresh(commit, 0, 2) == [3, 9] and fresh(commit, 0, 3) == [9]
+    with pytest.raises(ValueError, match="row 5 goes on at position 7, and only 6 tokens of it are known"):
+        fresh(commit, 1, 6)
     assert fresh(commit, 1, 7) == [4, 5] and fresh(commit, 1, 8) == [5] and fresh(commit, 1, 9) == []

@@ -91,6 +91,11 @@ def test_pages_that_somebody_filled_are_found() -> None:
     kept._table.grant(1, [*range(3), *range(60, 70)])
     kept.absorb(commit(1, 0, [*text[:48], 80, 81], 82, features=2))
     second = kept.get(1)
+    assert second is not None and second.base == 48, "they were about to be made, and that failed"
+    kept.late = 0
+    kept.entered(first, 50)
+    kept.absorb(commit(1, 0, [*text[:48], 80, 81], 82, features=2))
+    second = kept.get(1)
     assert second is not None and second.base == 0 and second.row.computed == 48 and kept.due(second) == 2 and not kept.late
     kept.scribbles(first, 20, 21)
     kept.absorb(commit(1, 0, [*text[:48], 80, 81], 82, features=2))
