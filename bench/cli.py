@@ -81,9 +81,7 @@ def _foundation_options(parser: argparse.ArgumentParser) -> None:
 def _speculation_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_speculation)
     _own_server_options(parser)
-    parser.add_argument(
-        "--speculator", default="auto", metavar="SPEC", help="what is measured against `none`, or `none` (default: %(default)s)"
-    )
+    parser.add_argument("--speculator", default="auto", metavar="SPEC", help="against `none`; may be `none` (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="1, 4 and 16 streams once: about seven minutes instead of forty")
     parser.add_argument("--streams", type=_numbers(int), default=[], metavar="N,…", help="instead of 1,2,4,8,16,32")
     parser.add_argument("--rounds", type=int, default=0, metavar="N", help="of the whole sweep, each with other prompts (default: 3)")
@@ -336,9 +334,7 @@ def _speculation(options: argparse.Namespace) -> int:
     if options.plot:
         plots.speculation(spots, options.out.with_suffix(".png"), sweep.NEVER_LOSES)
     bars = sweep.bars(spots, {workload.name: workload.wanted for workload in chosen})
-    print(
-        f"speed over plain decoding ± its standard error (guesses a sequence and step)\n{sweep.table(spots)}\n\n{present(bars, measured.remarks)}"
-    )
+    print(f"speed over plain decoding (guesses a sequence and step)\n{sweep.table(spots)}\n\n{present(bars, measured.remarks)}")
     if options.plot:
         print(f"plot: {options.out.with_suffix('.png')}")
     for spot in spots if options.device_hour_price is not None else []:
