@@ -26,6 +26,7 @@ import structlog
 
 from forerun.messages import Inject, Profile, Progress, Ready, Start, StepResult
 from forerun.router.controller.journal import Journal, View, sources_of
+from forerun.router.controller.make import profile_of
 from forerun.router.events import Event, Tally
 from forerun.router.guesses import Controller, no_guesses
 from forerun.router.link import Death, Link
@@ -184,6 +185,8 @@ class Replica:
                 self._scheduler = Scheduler(message, policy, self._controller)
             else:
                 self._scheduler.restart(message, self._suspects.several)
+                if self._controller.snapshot().rough and not message.rough:  # the one before did not come to tell it
+                    self._controller.profiled(profile_of(message))
         except ValueError as error:
             self._give_up(Death(str(error), fatal=True))
             return

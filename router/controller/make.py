@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from forerun.config import Speculation
-from forerun.messages import Ready
+from forerun.messages import Profile, Ready
 from forerun.router.controller.cost import Costs
 from forerun.router.controller.price import Price
 from forerun.router.controller.simple import Aimd, Fixed
@@ -34,3 +34,8 @@ def costs_of(ready: Ready) -> Costs:
     one, largest = ready.step_seconds
     steps = ready.costs or ([(1, one), (ready.max_step_tokens, largest)] if 0 < one < largest and ready.max_step_tokens > 1 else [])
     return Costs(steps, ready.segment_seconds, ready.contexts)
+
+
+def profile_of(ready: Ready) -> Profile:
+    """What a worker says of its steps when it starts."""
+    return Profile(ready.costs, ready.segment_seconds, ready.contexts, ready.rough)

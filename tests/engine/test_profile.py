@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forerun.backends.base import Backend
 from forerun.backends.registry import open_backend
@@ -294,6 +296,16 @@ def test_a_machine_that_got_slower_keeps_its_profile_and_one_that_changed_does_n
     assert again(lambda rows: 1.5 * stairs(rows))
     assert not again(lambda rows: 0.01 * max(1.0, rows / 6))
     assert not again(lambda rows: 3 * stairs(rows))
+
+
+@given(st.sampled_from(["threads", "cores", "kernels", "build"]), st.text(min_size=1, max_size=8))
+def test_a_profile_is_of_these_threads_and_these_kernels(fact: str, other: str) -> None:
+    """Both make another staircase, though a single plain step may take as long as before."""
+    start, ready = Start("model", hub_cache="cache"), Machine(stairs).ready
+    usual = {"threads": "2", "cores": "2", "kernels": "native, avx512", "build": "0123abcd"}
+    files = [profile._file(msgspec.structs.replace(ready, facts=facts), start) for facts in (usual, usual | {fact: other}, dict(usual))]
+    assert files[0] == files[2] and (files[0] == files[1]) is (usual[fact] == other)
+    assert profile._file(msgspec.structs.replace(ready, device="npu"), start) not in files
 
 
 def test_a_start_is_short_and_no_idle_step_is_long_whatever_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
