@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isnan
 from operator import lt
-from typing import TypeVar
 
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Drafter, Needs, Silent, Terms
 from forerun.engine.drafters.failures import Failures
-
-T = TypeVar("T")
 
 
 class Guarded:
@@ -29,7 +26,7 @@ class Guarded:
     def absorb(self, commit: Commit) -> None:
         if self._cold:
             self._cold.difference_update(row for row, start in zip(commit.rows, commit.start) if not start)
-            commit = _without(commit, self._cold)
+            commit = commit.without(self._cold)
         if not commit.rows:
             return
         try:
@@ -39,19 +36,26 @@ class Guarded:
 
     def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
         """No guesses for rows that are cold, or when it fails. What is no draft is a failure as well."""
-        places = [i for i, row in enumerate(rows) if row not in self._cold] if self._cold else range(len(rows))
-        wanted = [rows[i] for i in places]
+        if not self._cold:
+            return self._ask(rows, budget, terms)
         found = [Draft.none()] * len(rows)
-        if not wanted:
-            return found
-        try:
-            drafts = self._drafter.propose(wanted, [budget[i] for i in places], terms)
-            for i, draft in zip(places, map(_checked, drafts), strict=True):
+        places = [i for i, row in enumerate(rows) if row not in self._cold]
+        if places:
+            for i, draft in zip(places, self._ask([rows[i] for i in places], [budget[i] for i in places], terms)):
                 found[i] = draft
-        except Exception as error:
-            self._fail("propose", wanted, error)
-            return [Draft.none()] * len(rows)
         return found
+
+    def _ask(self, rows: list[int], budget: list[int], terms: Terms) -> list[Draft]:
+        try:
+            drafts = self._drafter.propose(rows, budget, terms)
+            if len(drafts) != len(rows):
+                raise ValueError(f"{len(drafts)} drafts for {len(rows)} rows")
+            for draft in drafts:
+                _check(draft)
+        except Exception as error:
+            self._fail("propose", rows, error)
+            return [Draft.none()] * len(rows)
+        return drafts
 
     def forget(self, rows: list[int]) -> None:
         """Of cold rows as well: of what it failed to be told it may have kept a part."""
@@ -73,8 +77,8 @@ class Guarded:
             self._cold.clear()
 
 
-def _checked(draft: Draft) -> Draft:
-    """The draft. ValueError for one that is no tree, or whose confidences are no numbers."""
+def _check(draft: Draft) -> None:
+    """ValueError for what is no tree, or has confidences that are no numbers."""
     count = draft.count
     if not count == len(draft.parent) == len(draft.confidence) == len(draft.probe):
         raise ValueError("the lists of a draft have different lengths")
@@ -82,27 +86,3 @@ def _checked(draft: Draft) -> Draft:
         raise ValueError("a confidence of a draft is not a number")
     if not (all(map(lt, draft.parent, range(count))) and min(draft.parent, default=-1) >= -1):
         raise ValueError("a node of a draft comes before its parent")
-    return draft
-
-
-def _without(commit: Commit, rows: set[int]) -> Commit:
-    """What the commit says of other rows."""
-    places = [i for i, row in enumerate(commit.rows) if row not in rows]
-
-    def part(whole: list[T]) -> list[T]:
-        return [whole[i] for i in places]
-
-    def some(whole: list[T] | None) -> list[T] | None:
-        return None if whole is None else part(whole)
-
-    return Commit(
-        part(commit.rows),
-        part(commit.start),
-        part(commit.tokens),
-        part(commit.next),
-        some(commit.features),
-        some(commit.prompt),
-        some(commit.scope),
-        some(commit.params),
-        some(commit.answers),
-    )
