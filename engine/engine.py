@@ -221,14 +221,18 @@ class Engine:
 
     def _tell(self, shares: Sequence[Share], output: Output, used: Sequence[Sequence[int]]) -> None:
         """Tell a drafter that hears all what became true, with the features of the rows that it became true at. `used`: the accepted
-        nodes of each share. A row is told from where it was left off: what a prefix hit brought along is told with the first chunk."""
+        nodes of each share. A row is told from where it was left off: what a prefix hit brought along is told with the first chunk. Of rows
+        at which the drafter failed nothing is told: what it knows of them has a hole, and it would only fail again."""
         if not self._speculator.hears_all:
+            return
+        starts = accumulate((share.known + share.draft.count for share in shares), initial=0)
+        told = [each for each in zip(shares, starts, used) if not each[0].row.cold]
+        if not told:
             return
         features: list[Tensor] | None = None
         if output.taps is not None:
-            starts = accumulate((share.known + share.draft.count for share in shares), initial=0)
-            features = [_rows(output.taps, at, share.known, path) for share, at, path in zip(shares, starts, used)]
-        rows: list[Row] = [share.row for share in shares]
+            features = [_rows(output.taps, at, share.known, path) for share, at, path in told]
+        rows: list[Row] = [share.row for share, _, _ in told]
         start = [row.heard for row in rows]
         tokens = [row.tokens[row.heard : row.computed] for row in rows]
         newest = [row.tokens[-1] if row.computed == len(row.tokens) - 1 else None for row in rows]

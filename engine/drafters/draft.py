@@ -22,10 +22,10 @@ with, it catches up with in bounded parts, and has no guess for a row meanwhile.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from math import isnan
 from operator import lt
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -171,13 +171,24 @@ class Commit:
     params: list[SamplingParams] | None = None
     answers: list[dict[tuple[int, ...], int]] | None = None
 
+    def without(self, rows: Set[int]) -> Commit:
+        """What it says of other rows."""
+        places = [i for i, row in enumerate(self.rows) if row not in rows]
+        if len(places) == len(self.rows):
+            return self
+        parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        some: dict[str, Any] = {name: part and [part[i] for i in places] for name, part in parts.items()}
+        return Commit(**some)
+
 
 class Terms(NamedTuple):
     """What guesses have to bring in this step, roughly; to build more than that is waste and no error. `price`: survival below which a node
-    is not worth verifying. `goodput`: accepted guesses that a second of drafting has to bring; 0 = time is free."""
+    is not worth verifying. `goodput`: accepted guesses that a second of drafting has to bring; 0 = time is free. toll[n]: tokens that n + 1
+    guesses of all rows together have to bring; empty = it is not known."""
 
     price: float = 0.0
     goodput: float = 0.0
+    toll: Sequence[float] = ()
 
 
 FREE = Terms()

@@ -23,14 +23,21 @@ ROWS = 1024
 
 
 class Ear:
-    """`learn`: is told in the end. A commit that continues rows continues them where the last one ended."""
+    """`learn`: is told in the end. A commit that continues rows continues them where the last one ended. Where telling what was put off
+    fails, it was about more rows than anybody asked for: `lose` hears of them all, and they are not told of until they begin anew."""
 
-    def __init__(self, learn: Callable[[Commit], None]) -> None:
-        self._learn = learn
+    def __init__(self, learn: Callable[[Commit], None], lose: Callable[[Sequence[int]], None]) -> None:
+        self._learn, self._lose = learn, lose
+        self._lost: set[int] = set()
         self._heard: list[Commit] = []
         self._held = 0
 
     def hear(self, commit: Commit) -> None:
+        if self._lost:
+            self._lost.difference_update(row for row, start in zip(commit.rows, commit.start) if not start)
+            commit = commit.without(self._lost)
+            if not commit.rows:
+                return
         held = self._rows_held(commit)
         if held is None or 0 in commit.start:
             self.heed()
@@ -45,7 +52,13 @@ class Ear:
         """Tell all that was put off."""
         if self._heard:
             heard, self._heard, self._held = self._heard, [], 0
-            self._learn(heard[0] if len(heard) == 1 else joined(heard))
+            try:
+                self._learn(heard[0] if len(heard) == 1 else joined(heard))
+            except Exception:
+                rows = {row for commit in heard for row in commit.rows}
+                self._lost |= rows
+                self._lose(sorted(rows))
+                raise
 
     def _rows_held(self, commit: Commit) -> int | None:
         """Feature rows of the step that the commit keeps in memory; None for one that is not to be put off: without a feature row for each

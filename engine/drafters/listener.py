@@ -29,7 +29,7 @@ class Listener:
 
     def __init__(self, calibration: Calibration, enter: Callable[[Traced, int], None]) -> None:
         self._calibration, self._enter = calibration, enter
-        self._ear = Ear(self._learn)
+        self._ear = Ear(self._learn, self._lose)
         self._quiet = 0
 
     def open(self, trail: Trail) -> None:
@@ -55,7 +55,12 @@ class Listener:
         self._ear.heed()
 
     def forget(self, rows: Sequence[int]) -> None:
-        self._ear.heed()
+        try:
+            self._ear.heed()
+        finally:
+            self._lose(rows)
+
+    def _lose(self, rows: Sequence[int]) -> None:
         for number in rows:
             self._calibration.forget(number)
         self.trail.forget(rows)

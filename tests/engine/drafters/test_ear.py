@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -20,6 +21,12 @@ class Book:
     def __init__(self) -> None:
         self.rows: dict[int, tuple[list[int], list[float], int | None]] = {}
         self.told = 0
+        self.trouble = False
+        """it raises, in the middle of what it is told"""
+
+    def lose(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self.rows.pop(row, None)
 
     def learn(self, commit: Commit) -> None:
         assert commit.features is not None and commit.prompt is not None
@@ -30,6 +37,8 @@ class Book:
             text, seen, _ = self.rows.get(row, ([], [], None)) if start else ([], [], None)
             assert len(text) == start, "nothing is left out and nothing comes twice"
             self.rows[row] = ([*text, *tokens], [*seen, *features[:, 0].tolist()], newest)
+            if self.trouble:
+                raise RuntimeError("the book is full")
 
 
 def step(rows: dict[int, tuple[int, int]], beside: int = 0, width: int = 3) -> Commit:
@@ -50,7 +59,7 @@ def step(rows: dict[int, tuple[int, int]], beside: int = 0, width: int = 3) -> C
 def test_in_the_end_everything_is_known(seed: int) -> None:
     dice = random.Random(seed)
     book = Book()
-    listener = Ear(book.learn)
+    listener = Ear(book.learn, book.lose)
     known: dict[int, int] = {}
     for _ in range(300):
         some = dice.sample(range(4), dice.randrange(1, 5))
@@ -72,7 +81,7 @@ def test_in_the_end_everything_is_known(seed: int) -> None:
 
 def test_steps_are_told_together_and_beginnings_at_once() -> None:
     book = Book()
-    listener = Ear(book.learn)
+    listener = Ear(book.learn, book.lose)
     listener.hear(step({0: (0, 40), 1: (0, 3)}))
     assert book.told == 1
     for place in range(ear.STEPS):
@@ -84,10 +93,32 @@ def test_steps_are_told_together_and_beginnings_at_once() -> None:
     assert book.told == 3
 
 
+def test_what_went_astray_is_lost_row_by_row_and_nobody_is_told_the_rest() -> None:
+    """The failure is in telling of four rows, and whoever asked may have asked about one."""
+    book = Book()
+    listener = Ear(book.learn, book.lose)
+    listener.hear(step(dict.fromkeys(range(6), (0, 3))))
+    listener.hear(step(dict.fromkeys(range(4), (3, 1))))
+    listener.hear(step(dict.fromkeys(range(1, 3), (4, 1))))
+    book.trouble = True
+    with pytest.raises(RuntimeError):
+        listener.heed()
+    book.trouble = False
+    assert book.rows.keys() == {4, 5}
+    listener.hear(step({0: (4, 1), 4: (3, 1)}))
+    listener.hear(step({3: (4, 1)}))
+    listener.heed()
+    assert book.rows.keys() == {4, 5} and len(book.rows[4][0]) == 4
+    listener.hear(step({0: (0, 2)}))
+    listener.hear(step({0: (2, 1), 1: (5, 1)}))
+    listener.heed()
+    assert book.rows.keys() == {0, 4, 5} and len(book.rows[0][0]) == 3
+
+
 def test_what_is_put_off_holds_little_memory() -> None:
     """Also where most of a step came to nothing; and a step that is large by itself is told at once."""
     book = Book()
-    listener = Ear(book.learn)
+    listener = Ear(book.learn, book.lose)
     listener.hear(step({0: (0, 1)}))
     for place in range(1, 40):
         listener.hear(step({0: (place, 1)}, beside=99))
@@ -99,7 +130,7 @@ def test_what_is_put_off_holds_little_memory() -> None:
 def test_features_that_are_missing_are_no_reason_to_wait() -> None:
     """A commit that says less than a feature row for each token is not put off."""
     told: list[Commit] = []
-    listener = Ear(told.append)
+    listener = Ear(told.append, [].extend)
     partial = dataclasses.replace(step({0: (5, 2)}), features=[torch.zeros(1, 3)])
     bare = dataclasses.replace(step({0: (7, 1)}), features=None)
     for commit in (partial, bare):
