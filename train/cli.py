@@ -97,12 +97,13 @@ def _text_options(parser: argparse.ArgumentParser) -> None:
 
 def _run(asked: argparse.Namespace, folder: Path, command: str) -> None:
     work: Path = asked.work or asked.out.with_name(asked.out.name + ".work")
-    learnt, groups = _text(asked, folder, work)
+    learnt, turns, groups = _text(asked, folder, work)
     threads = asked.threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)  # the writer's kernels have threads of their own and left torch with one
     start = Start(model_id=str(folder), threads=threads)
     shelf = Shelf(work / "states", asked.keep_mb << 20)
-    draft = open_kind(asked.kind, asked, Setting(folder, learnt, asked.seed, lambda layers: Taps(start, layers, shelf), asked.begins))
+    setting = Setting(folder, learnt, asked.seed, lambda layers: Taps(start, layers, shelf), asked.begins, turns)
+    draft = open_kind(asked.kind, asked, setting)
     torch.set_num_threads(threads)  # a reader of taps has its own too
     plan = Plan(asked.epochs, asked.batch_tokens, asked.rate, asked.seed, not asked.float32, str(asked.begins or ""))
     trainer = Trainer(draft, learnt, plan, work / f"{asked.kind}.pt", say, asked.minutes)
@@ -123,8 +124,8 @@ def _run(asked: argparse.Namespace, folder: Path, command: str) -> None:
     say(f"written to {asked.out}; serve it with --speculator {draft.facts['speculator']}={asked.out}")
 
 
-def _text(asked: argparse.Namespace, folder: Path, work: Path) -> tuple[list[Record], dict[str, list[Record]]]:
-    """What is learnt from, and by name what is held out. Writes what is missing of either."""
+def _text(asked: argparse.Namespace, folder: Path, work: Path) -> tuple[list[Record], list[Record], dict[str, list[Record]]]:
+    """What is learnt from, the turns that it answers, and by name what is held out. Writes what is missing of either."""
     work.mkdir(parents=True, exist_ok=True)
     same_text(work / "text.json", folder, asked.seed, asked.longest)
     frame = Frame(folder)
@@ -137,5 +138,5 @@ def _text(asked: argparse.Namespace, folder: Path, work: Path) -> tuple[list[Rec
     gather(writer(asked.rows, asked.longest), frame, path, asked.seed, asked.tokens, ANSWER_TOKENS, say)
     prompts = heldout.Prompts(tuple(asked.prompts), asked.held_out, asked.held_out_tokens, PROMPT_TOKENS)
     groups = heldout.answered(writer(PROMPT_ROWS, PROMPT_TOKENS), frame, work / "held-out.bin", prompts, say)
-    learnt, own = heldout.split(conversations_of(path, asked.tokens))
-    return learnt, {heldout.OWN: own[: 4 * asked.held_out], **groups}
+    learnt, turns, own = heldout.split(conversations_of(path, asked.tokens))
+    return learnt, turns, {heldout.OWN: own[: 4 * asked.held_out], **groups}

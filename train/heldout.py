@@ -18,11 +18,12 @@ EVERY = 40
 """of the target's own conversations one in so many is held out"""
 
 
-def split(text: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """(answers to learn from, answers that are held out). Turns are learnt from as far as answers follow them: users write them."""
-    answers = [record for record in text if record.number % 2]
-    learnt = [record for record in answers if record.number // 2 % EVERY]
-    return learnt, [record for record in answers if not record.number // 2 % EVERY]
+def split(text: Sequence[Record]) -> tuple[list[Record], list[Record], list[Record]]:
+    """(answers to learn from, the turns that these answer, answers that are held out). Heads learn from turns as far as answers follow
+    them: users write them."""
+    learnt = [record for record in text if record.number // 2 % EVERY]
+    held = [record for record in text if not record.number // 2 % EVERY and record.number % 2]
+    return [record for record in learnt if record.number % 2], [record for record in learnt if not record.number % 2], held
 
 
 def read_prompts(path: Path, count: int) -> list[str]:

@@ -39,6 +39,8 @@ ORDER = 3
 """tokens of the longest context"""
 WORD = 21
 """bits of a token in a key"""
+MOST_VOCAB = (1 << WORD) - 1
+"""ids of more tokens would share bits"""
 MASKS = tuple((1 << WORD * order) - 1 for order in range(ORDER, 0, -1))
 """what is left of a key for contexts of 3, 2 and 1 tokens"""
 FOLLOWERS = 4
@@ -50,6 +52,9 @@ INDEX_BYTES = 120
 LEAST_SURVIVAL = 0.01
 SLACK = 0.5
 """Nodes down to so many times the price are mentioned: a row's experience may say that they are likelier."""
+_TYPES = {"keys": torch.int64, "tokens": torch.int32, "chances": torch.uint8}
+"""of what is stored"""
+_CURE = "make one for this target with forerun train-drafter --kind grams"
 _CHANCE = [min(stored / SURE, 0.98) for stored in range(SURE + 1)]
 
 
@@ -72,25 +77,30 @@ class Table:
     tokenizer: str = ""
 
     @staticmethod
-    def read(folder: Path) -> Table:
-        """StartError for a folder that holds something else, or values that cannot be."""
+    def read(folder: Path, host: Host | None = None) -> Table:
+        """StartError for a folder that holds something else, values that cannot be, or a table that is not of `host`'s target. Values are
+        read last: until then the header alone says what there is."""
         config: dict[str, Any] = read_config(folder) or {}
         if config.get("model_type") != "grams":
-            raise StartError(f"{folder} holds no table of n-grams", "make one with forerun train-drafter --kind grams")
+            raise StartError(f"{folder} holds no table of n-grams", _CURE)
+        vocab, tokenizer = config.get("vocab_size"), str(config.get("tokenizer_fingerprint", ""))
         checkpoint = open_checkpoint(folder)
-        wanted = {"keys": torch.int64, "tokens": torch.int32, "chances": torch.uint8}
-        found = {name: checkpoint.read(name).clone() for name in wanted if name in checkpoint.names()}
+        views = {name: checkpoint.read(name) for name in _TYPES if name in checkpoint.names()}
+        count = views["keys"].numel() if "keys" in views else -1
+        whole = {name: (kind, (count,) if name == "keys" else (count, FOLLOWERS)) for name, kind in _TYPES.items()}
+        if {name: (view.dtype, tuple(view.shape)) for name, view in views.items()} != whole or not isinstance(vocab, int):
+            raise StartError(f"the table of n-grams in {folder} is damaged", _CURE)
+        if vocab > MOST_VOCAB:
+            raise StartError(
+                f"the table of n-grams in {folder} is of {vocab} tokens, {MOST_VOCAB} fit into keys", "use --speculator suffix"
+            )
+        if host is not None:
+            _check(vocab, tokenizer, folder, host)
+        keys, tokens, chances = (view.clone().numpy() for view in views.values())
         checkpoint.release()
-        count = len(found["keys"]) if "keys" in found else -1
-        shapes = {"keys": (count,), "tokens": (count, FOLLOWERS), "chances": (count, FOLLOWERS)}
-        vocab = config.get("vocab_size")
-        whole = {name: (wanted[name], shapes[name]) for name in wanted}
-        if {name: (part.dtype, tuple(part.shape)) for name, part in found.items()} != whole or not isinstance(vocab, int):
-            raise StartError(f"the table of n-grams in {folder} is damaged", "make it again with forerun train-drafter --kind grams")
-        if count and not -1 <= int(found["tokens"].min()) <= int(found["tokens"].max()) < vocab:
-            raise StartError(f"the table of n-grams in {folder} has tokens beyond its {vocab}", "make it again for this target")
-        tokenizer = str(config.get("tokenizer_fingerprint", ""))
-        return Table(found["keys"].numpy(), found["tokens"].numpy(), found["chances"].numpy(), vocab, tokenizer)
+        if count and not -1 <= int(tokens.min()) <= int(tokens.max()) < vocab:
+            raise StartError(f"the table of n-grams in {folder} has tokens beyond its {vocab}", _CURE)
+        return Table(keys, tokens, chances, vocab, tokenizer)
 
     @property
     def bytes(self) -> int:
@@ -119,11 +129,8 @@ class Grams:
         try:
             folder = locate(value, None, setting.host.start.hub_cache if setting.host else None)
         except ModelNotFound as error:
-            raise StartError(str(error), "make one with forerun train-drafter --kind grams") from error
-        table = Table.read(folder)
-        if setting.host is not None:
-            _check(table, folder, setting.host)
-        return cls(table, min(setting.nodes or MOST, MOST), setting.tree)
+            raise StartError(str(error), _CURE) from error
+        return cls(Table.read(folder, setting.host), min(setting.nodes or MOST, MOST), setting.tree)
 
     def absorb(self, commit: Commit) -> None:
         for i, number in enumerate(commit.rows):
@@ -178,11 +185,10 @@ class Grams:
         return Draft(token, parent, confidence, [False] * len(token))
 
 
-def _check(table: Table, folder: Path, host: Host) -> None:
+def _check(vocab: int, tokenizer: str, folder: Path, host: Host) -> None:
     """StartError for a table of other tokens than the target's."""
     target = find(host.start)
-    cure = "make one for this target with forerun train-drafter --kind grams"
-    if table.vocab != host.model.vocab:
-        raise StartError(f"the table of n-grams in {folder} is of {table.vocab} tokens, the target has {host.model.vocab}", cure)
-    if table.tokenizer and (target / "tokenizer.json").is_file() and table.tokenizer != fingerprint(texts(target)):
-        raise StartError(f"the table of n-grams in {folder} was counted with another tokenizer than the target's", cure)
+    if vocab != host.model.vocab:
+        raise StartError(f"the table of n-grams in {folder} is of {vocab} tokens, the target has {host.model.vocab}", _CURE)
+    if tokenizer and (target / "tokenizer.json").is_file() and tokenizer != fingerprint(texts(target)):
+        raise StartError(f"the table of n-grams in {folder} was counted with another tokenizer than the target's", _CURE)

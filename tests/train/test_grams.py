@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 from collections import Counter
@@ -15,8 +16,9 @@ from safetensors.numpy import load_file
 
 from forerun.cli import main
 from forerun.engine.drafters.draft import Commit
-from forerun.engine.drafters.grams import FOLLOWERS, SURE, extended
+from forerun.engine.drafters.grams import FOLLOWERS, MOST_VOCAB, SURE, extended
 from forerun.engine.drafters.registry import Setting, open_drafter
+from forerun.train.kinds import registry
 from forerun.train.kinds.grams import DISCOUNT, LEAST_CHANCE, Grams
 from forerun.train.shards import Record
 
@@ -118,3 +120,18 @@ def test_a_context_that_was_never_seen_is_refused(folder: Path, capsys: pytest.C
     words = ["--tokens", "20", "--rows", "2", "--longest", "48", "--held-out", "1", "--threads", "1", "--least", "0"]
     assert main(["train-drafter", "--kind", "grams", "--model-id", str(folder), "--out", str(tmp_path / "table"), *words]) == 1
     assert "use --least 1" in capsys.readouterr().err
+
+
+def test_a_vocabulary_that_is_too_large_for_keys_is_refused(folder: Path, tmp_path: Path) -> None:
+    config = json.loads((folder / "config.json").read_text()) | {"vocab_size": MOST_VOCAB + 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = argparse.Namespace(least=1)
+    with pytest.raises(ValueError, match="use a head"):
+        Grams.open(asked, registry.Setting(tmp_path, records([([1], [2])]), 0, lambda layers: pytest.fail("nothing is computed")))
+
+
+def test_turns_are_counted_like_answers(folder: Path) -> None:
+    asked = argparse.Namespace(least=1)
+    answers, turns = records([([1], [2, 2])]), records([([3], [4, 4])])
+    setting = registry.Setting(folder, answers, 0, lambda layers: pytest.fail("nothing is computed"), turns=turns)
+    assert sorted(Grams.open(asked, setting)._table.keys.tolist()) == sorted(Grams(answers + turns, VOCAB, 1)._table.keys.tolist())

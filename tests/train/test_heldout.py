@@ -14,15 +14,16 @@ from forerun.train.target import Target
 from tests.train.conftest import open_tiny
 
 
-def test_one_conversation_in_so_many_is_held_out_and_turns_are_neither() -> None:
+def test_one_conversation_in_so_many_is_held_out_and_turns_stand_apart() -> None:
     empty = np.zeros((1, 1))
     text = [
         Record(number, number % 2, 1, np.zeros(2, np.uint32), empty.astype(np.uint32), empty.astype(np.float16))
         for number in range(8 * EVERY)
     ]
-    learnt, held = split(text)
-    assert {record.kind for record in learnt + held} == {1}
+    learnt, turns, held = split(text)
+    assert {record.kind for record in learnt + held} == {1} and {record.kind for record in turns} == {0}
     assert len(held) == 4 and len(learnt) == 4 * EVERY - 4
+    assert [record.number + 1 for record in turns] == [record.number for record in learnt], "turns of held out answers are not learnt from"
     assert not {record.number for record in learnt} & {record.number for record in held}
 
 

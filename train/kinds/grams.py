@@ -1,8 +1,8 @@
 """A table of n-grams: `forerun serve --speculator suffix+grams=DIR`.
 
-Nothing is trained. What the target would say greedily behind each place of the text is counted by its context of one, two and three
-tokens, and a context's chances are those of the shorter one corrected by what was seen behind the longer (absolute discounting: Ney, Essen,
-Kneser 1994):
+Nothing is trained. What the target would say greedily behind each place of the text, turns as well as answers, is counted by its context
+of one, two and three tokens, and a context's chances are those of the shorter one corrected by what was seen behind the longer (absolute
+discounting: Ney, Essen, Kneser 1994):
 
     p(x | a b c) = max(n(a b c x) − D, 0) / n(a b c)  +  D · kinds(a b c) / n(a b c) · p(x | b c)        kinds: different x behind a b c
 """
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from forerun.drafting import fingerprint
-from forerun.engine.drafters.grams import FOLLOWERS, MASKS, ORDER, SURE, WORD, Table
+from forerun.engine.drafters.grams import FOLLOWERS, MASKS, MOST_VOCAB, ORDER, SURE, WORD, Table
 from forerun.engine.drafters.vocabulary import texts
 from forerun.train.kinds.registry import Setting
 from forerun.train.kinds.source import facts, write
@@ -68,7 +68,9 @@ class Grams:
             raise ValueError(f"--least {asked.least}: a context that was never seen has nothing behind it, use --least 1")
         config = json.loads((setting.target / "config.json").read_text())
         vocab = int(config.get("text_config", config)["vocab_size"])
-        return Grams(setting.text, vocab, asked.least, fingerprint(texts(setting.target)))
+        if vocab > MOST_VOCAB:
+            raise ValueError(f"a table of n-grams holds {MOST_VOCAB:,} different tokens at the most, this target has {vocab:,}: use a head")
+        return Grams([*setting.text, *setting.turns], vocab, asked.least, fingerprint(texts(setting.target)))
 
     def loss(self, batch: Sequence[Record]) -> Tensor:
         """Nothing is to become smaller: all was counted when this was opened."""

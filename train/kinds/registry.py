@@ -36,13 +36,15 @@ KINDS = {
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
     """What every kind may want to know. `target`: the target's folder; `text`: what there is to learn from; `taps`: opens the target as a
-    reader that gives the hidden states of these layers, for kinds that need them; `begins`: the folder of a head to go on from."""
+    reader that gives the hidden states of these layers, for kinds that need them; `begins`: the folder of a head to go on from; `turns`:
+    what the answers in `text` answer, invented by the target too, for kinds that learn from what users write."""
 
     target: Path
     text: Sequence[Record]
     seed: int
     taps: Callable[[Sequence[int]], Taps]
     begins: Path | None = None
+    turns: Sequence[Record] = ()
 
 
 class Draft(Protocol):

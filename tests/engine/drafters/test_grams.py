@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from forerun.drafting import fingerprint
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Terms
-from forerun.engine.drafters.grams import FOLLOWERS, SURE, Grams, Table, extended
+from forerun.engine.drafters.grams import FOLLOWERS, MOST_VOCAB, SURE, Grams, Table, extended
 from forerun.engine.drafters.registry import Setting, open_drafter
 from forerun.engine.drafters.vocabulary import texts
 from forerun.engine.errors import StartError
@@ -136,6 +136,9 @@ def test_what_is_no_table_for_this_target_is_refused_with_a_cure(tmp_path: Path)
     assert "another tokenizer" in str(refused(str(written(tmp_path / "words", own, tokenizer_fingerprint="?")), with_target=True))
     right = fingerprint(texts(target))
     assert open_drafter(f"grams={written(tmp_path / 'right', own, tokenizer_fingerprint=right)}", setting(target)).needs.weight_bytes == 0
+    wide = written(tmp_path / "wide", own, vocab_size=MOST_VOCAB + 1)
+    assert "fit into keys" in str(refused(str(wide)))
+    assert "the target has" in str(refused(str(written(tmp_path / "bad", SMALL, vocab_size=5)), with_target=True)), "before values are read"
     assert "beyond its 5" in str(refused(str(written(tmp_path / "beyond", SMALL, vocab_size=5))))
     short = Table(SMALL.keys[:-1], SMALL.tokens, SMALL.chances, VOCAB)
     assert "damaged" in str(refused(str(written(tmp_path / "short", short))))
