@@ -68,11 +68,12 @@ simulate: setup ## the controller of guesses against other policies, on match tr
 bench-kernels: setup model ## the native kernels against the memory bandwidth
 	$(BIN)/python -m forerun.bench.kernels --plot
 
-# What is trained for the demo model: `DRAFTS` is where drafts lie and how their names begin, `TOKENS` how much text all heads learn from,
-# `WORDS` how many tokens EAGLE-3 knows, and of how many Medusa learns.
+# What is trained for the demo model: `DRAFTS` is where drafts lie and how their names begin, `TEXT` how much text the table of
+# n-grams is counted from, `TOKENS` how much of it all heads learn from, `WORDS` how many tokens EAGLE-3 knows, and of how many Medusa learns.
 # `MORE` is said last to every command, where the last of equal options counts: all of it, small, in a minute or two, is
 #   make heads DRAFTS=build/drafts/small MORE="--tokens 3000 --rows 16 --longest 160 --epochs 1 --held-out-tokens 16"
 DRAFTS := drafts/smollm2-135m
+TEXT := 615000
 TOKENS := 298000
 WORDS := 6144
 MORE :=
@@ -90,7 +91,7 @@ bench-speculation: setup model ## guesses against none, 1 to 32 streams, five wo
 	$(BIN)/forerun bench speculation
 
 heads: setup model ## the demo table of n-grams and heads anew: EAGLE-3, DSpark, DFlash, Medusa, from one text, a quarter of an hour or two for each
-	$(TRAIN) --kind grams --out $(DRAFTS)-grams $(HEADS) $(MORE)
+	$(TRAIN) --kind grams --out $(DRAFTS)-grams --work $(DRAFTS).work --tokens $(TEXT) $(MORE)
 	$(TRAIN) --kind eagle3 --out $(DRAFTS)-eagle3 $(HEADS) --vocab $(WORDS) --epochs 3 $(MORE)
 	$(TRAIN) --kind dspark --out $(DRAFTS)-dspark $(HEADS) $(BLOCKS) --rank 24 $(MORE)
 	$(TRAIN) --kind dflash --out $(DRAFTS)-dflash $(HEADS) $(BLOCKS) $(MORE)
