@@ -8,6 +8,7 @@ when it is opened. An ordinary model is never taken for a drafter of another one
 from __future__ import annotations
 
 import json
+import logging
 import pickle
 import re
 import struct
@@ -17,6 +18,8 @@ from typing import Any
 
 from forerun.engine.errors import StartError
 from forerun.engine.weights import read_config
+
+log = logging.getLogger(__name__)
 
 BEST_FIRST = ("dspark", "dflash", "eagle", "mtp", "medusa", "mlp")
 TABLES = ("grams",)
@@ -57,7 +60,8 @@ def kind_of(folder: Path) -> str | None:
     """The drafter whose weights these are, or that they hold; None for anything else, an ordinary model included."""
     try:
         return told_by(read_config(folder) or {}, names_in(folder))
-    except (StartError, OSError, ValueError, TypeError, AttributeError, pickle.UnpicklingError):
+    except (StartError, OSError, ValueError, TypeError, AttributeError, pickle.UnpicklingError) as error:
+        log.warning("%s cannot be read, so --speculator auto takes it for no drafter: %s", folder, error)
         return None  # files that are not what their names say
 
 

@@ -58,10 +58,11 @@ def test_what_is_no_drafter(tmp_path: Path) -> None:
         ("model.safetensors", "\1\0\0\0\0\0\0\0" + "5"),
     ],
 )
-def test_files_that_are_not_what_they_are_called(name: str, text: str, tmp_path: Path) -> None:
+def test_files_that_are_not_what_they_are_called(name: str, text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "model-heads").mkdir()
     (tmp_path / "model-heads" / name).write_text(text)
     assert find_heads(write_tiny(tmp_path / "model")) == []
+    assert "model-heads cannot be read" in caplog.text
 
 
 def test_where_nobody_may_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
