@@ -44,6 +44,13 @@ def choose(worth: Sequence[Sequence[float]], toll: Sequence[float], discount: fl
     return kept
 
 
+def profit(worth: Sequence[float], toll: Sequence[float]) -> float:
+    """What the nodes that would be kept bring beyond their toll."""
+    values = sorted(worth, reverse=True)[: len(toll)]
+    count = _count(values, toll, 1.0)
+    return sum(values[:count]) - (toll[count - 1] if count else 0.0)
+
+
 def _best(worth: Sequence[float], toll: Sequence[float], discount: float) -> list[int]:
     """The nodes that are kept of all there are, ascending."""
     order = sorted(range(len(worth)), key=worth.__getitem__, reverse=True)

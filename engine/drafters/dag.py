@@ -5,14 +5,15 @@
 
 The same path from two sources is one node. A node is a kind of guess: who proposes it, how sure the surest of them is, and whether it
 is the first; how often such a guess holds is measured (`Calibration`), so that agreement counts for what it is worth and a source that
-boasts is not believed. The likeliest nodes by survival fill the budget; a parent is at least as likely as its child, so they are a tree.
+boasts is not believed. Within a kind the surer is the likelier: its odds are the source's, times those of the kind over those that
+such a source claims. The likeliest nodes by survival fill the budget; a parent is at least as likely as its child, so they are a tree.
 Probes stand by themselves; they take what the guesses leave.
 
 Sources that compute nothing but look-ups are asked first. One that runs a network is asked about the rows for which it may be expected
 to bring more than the others promise there already, by what its drafts have earned with them, if together they are worth the time
-that it takes (measured): so of two draft models, one good at code and one at chat, each serves the rows that it is good at. A source
-that is not worth it for a row is tried again now and then, ever more rarely. A source that raises is cold for that row, and silent in the
-end; the others go on (`Guarded`).
+that it takes (measured) and the rows of the forward that its guesses take (`earned.py`): so of two draft models, one good at code and
+one at chat, each serves the rows that it is good at. A source that is not worth it for a row is tried again now and then, ever more
+rarely. A source that raises is cold for that row, and silent in the end; the others go on (`Guarded`).
 """
 
 from __future__ import annotations
@@ -20,32 +21,39 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
+from forerun.engine.drafters.asking import USUAL, Asking
 from forerun.engine.drafters.calibration import Calibration
+from forerun.engine.drafters.choose import survivals
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Drafter, Late, Needs, Place, Terms
-from forerun.engine.drafters.earned import Earned
+from forerun.engine.drafters.earned import Earned, Load
 from forerun.engine.drafters.guarded import Guarded
 from forerun.engine.drafters.history import fresh
-from forerun.engine.drafters.pace import Pace
 from forerun.engine.drafters.registry import Setting
 from forerun.engine.errors import StartError
 
 MOST_SOURCES = 4
-_BINS = 10
-"""classes of confidence"""
+_EDGES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
+"""of the classes of confidence"""
+_MIDDLES = [(below + above) / 2 for below, above in zip((0.0, *_EDGES), (*_EDGES, 1.0))]
+_BINS = len(_MIDDLES)
+_LEAST, _MOST = 0.01, 0.99
+"""nobody is believed to be surer than that"""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Source:
     """`place`: among the drafters as they are named. `layers`: where, among the layers that all of them tap, the source's own are.
-    `pace`: how long it takes, by the number of rows that it is asked about."""
+    `asking`: how long it takes; `read`: of each row, tokens that were known when it was asked about it last."""
 
     place: int
     drafter: Guarded
     layers: list[int]
+    asking: Asking
     earned: Earned
-    pace: Pace
+    read: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -88,7 +96,10 @@ class Dag:
         )
         taps = [[layers.index(layer) for layer in drafter.needs.layers] for drafter in drafters]
         guarded = [Guarded(drafter, names[place] if names else f"number {place + 1}") for place, drafter in enumerate(drafters)]
-        sources = [_Source(place, drafter, taps[place], Earned(), Pace()) for place, drafter in enumerate(guarded)]
+        askings = [Asking() for _ in guarded]
+        sources = [
+            _Source(place, drafter, taps[place], asking, Earned(asking)) for place, (drafter, asking) in enumerate(zip(guarded, askings))
+        ]
         self._sources = sorted(sources, key=lambda source: source.drafter.needs.dear)
         self._tree = tree
         self._clock = clock
@@ -146,9 +157,10 @@ class Dag:
                 self._ask(source, range(len(rows)), rows, budget, terms, asked)
         while dear:
             promised = [self._promise(drafts, most) for drafts, most in zip(asked, budget)]
-            offers = [source.earned.offer(rows, promised, source.pace, terms.goodput) for source in dear]
+            loads = [Load(rows, promised, self._unread(source, rows), terms.goodput, terms.toll) for source in dear]
+            offers = [source.earned.offer(load) for source, load in zip(dear, loads)]
             best = max(range(len(dear)), key=lambda i: offers[i][0])
-            wanted = dear[best].earned.round(rows, promised, offers[best][1], dear[best].pace, terms.goodput)
+            wanted = dear[best].earned.round(loads[best], offers[best][1])
             if wanted:
                 self._ask(dear[best], wanted, rows, budget, terms, asked)
             del dear[best]
@@ -168,8 +180,12 @@ class Dag:
         drafts = source.drafter.propose([rows[i] for i in wanted], [min(budget[i], source.drafter.needs.most) for i in wanted], terms)
         if source.drafter.needs.dear:
             seconds = self._clock() - began
-            source.pace.observe(len(wanted), seconds)
+            asked_about = [rows[i] for i in wanted]
+            source.asking.observe(len(wanted), sum(self._unread(source, asked_about)), seconds)
+            source.read.update((row, self._known.get(row, 0)) for row in asked_about)
             self._chosen += seconds
+            for draft in drafts:
+                source.earned.proposed(survivals(draft.parent, draft.confidence))
         for i, draft in zip(wanted, drafts, strict=True):
             asked[i].append((source, draft))
 
@@ -185,6 +201,7 @@ class Dag:
         self._asked.pop(row, None)
         for source in self._sources:
             source.earned.forget(row)
+            source.read.pop(row, None)
 
     def _for(self, source: _Source, commit: Commit) -> Commit:
         """The commit with the features that this source taps."""
@@ -196,15 +213,20 @@ class Dag:
         apart = [wide.view(wide.shape[0], taps, wide.shape[1] // taps) for wide in commit.features]
         return dataclasses.replace(commit, features=[part[:, source.layers].flatten(1) for part in apart])
 
-    def _promise(self, asked: list[tuple[_Source, Draft]], most: int) -> float:
-        """Guesses of these drafts that may be expected to hold."""
+    def _unread(self, source: _Source, rows: Sequence[int]) -> list[int]:
+        """Tokens of these rows that the source has to catch up with, beyond the usual."""
+        return [max(0, self._known.get(row, 0) - source.read.get(row, 0) - USUAL) for row in rows]
+
+    def _promise(self, asked: list[tuple[_Source, Draft]], most: int) -> list[float]:
+        """Survivals of the guesses of these drafts that may be verified."""
         merged = self._merge(asked)
-        return sum(sorted(self._survival(merged, self._cells(merged)))[-most:])
+        return sorted(survivals(merged.parent, self._chances(merged, self._cells(merged))))[-most:]
 
     def _join(self, row: int, most: int, asked: list[tuple[_Source, Draft]]) -> Draft:
         merged = self._merge(asked)
         cells = self._cells(merged)
-        survival = self._survival(merged, cells)
+        chances = self._chances(merged, cells)
+        survival = survivals(merged.parent, chances)
         if dear := [pair for pair in asked if pair[0].drafter.needs.dear]:
             self._asked[row] = dear
         self.calibration.propose(row, merged.token, merged.parent, cells)
@@ -212,11 +234,10 @@ class Dag:
         order = order[:most] if self._tree else _path(order, merged.parent)[:most]
         place = {node: i for i, node in enumerate(order)}
         place[-1] = -1
-        rate = self.calibration.rate
         draft = Draft(
             [merged.token[node] for node in order],
             [place[merged.parent[node]] for node in order],
-            [rate[cells[node]] for node in order],
+            [chances[node] for node in order],
             [False] * len(order),
             [merged.sources[node] for node in order],
         )
@@ -253,15 +274,21 @@ class Dag:
 
     def _cells(self, merged: _Merged) -> list[int]:
         return [
-            ((sources - 1) * 2 + (parent >= 0)) * _BINS + (int(sure * _BINS) if 0.0 <= sure < 1.0 else (_BINS - 1) * (sure > 0.0))
+            ((sources - 1) * 2 + (parent >= 0)) * _BINS + bisect_right(_EDGES, sure)
             for sources, parent, sure in zip(merged.sources, merged.parent, merged.sure)
         ]
 
-    def _survival(self, merged: _Merged, cells: list[int]) -> list[float]:
-        survival: list[float] = []
-        for cell, parent in zip(cells, merged.parent):
-            survival.append(self.calibration.rate[cell] * (survival[parent] if parent >= 0 else 1.0))
-        return survival
+    def _chances(self, merged: _Merged, cells: list[int]) -> list[float]:
+        """That each node holds, if its parent does."""
+        rate = self.calibration.rate
+        found: list[float] = []
+        for sure, cell in zip(merged.sure, cells):
+            sure = sure if sure < _MOST else _MOST
+            sure = sure if sure > _LEAST else _LEAST
+            middle, chance = _MIDDLES[cell % _BINS], rate[cell]
+            holds = sure * chance * (1.0 - middle)
+            found.append(holds / (holds + (1.0 - sure) * (1.0 - chance) * middle))
+        return found
 
 
 def _with_probes(draft: Draft, most: int, asked: Sequence[tuple[int, Draft]]) -> Draft:
@@ -286,8 +313,7 @@ def _with_probes(draft: Draft, most: int, asked: Sequence[tuple[int, Draft]]) ->
 
 def _cells(sources: int) -> list[float]:
     """The prior: each source means what it says, and those that agree are independent witnesses."""
-    middle = [(i + 0.5) / _BINS for i in range(_BINS)]
-    return [1 - math.pow(1 - sure, bits.bit_count()) for bits in range(1, 1 << sources) for _ in range(2) for sure in middle]
+    return [1 - math.pow(1 - sure, bits.bit_count()) for bits in range(1, 1 << sources) for _ in range(2) for sure in _MIDDLES]
 
 
 def _path(order: list[int], parent: list[int]) -> list[int]:

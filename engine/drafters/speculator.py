@@ -73,7 +73,7 @@ class Speculator:
         try:
             if self.needs.lazy:
                 self._catch_up(rows)
-            terms = Terms(plan.price, plan.goodput)
+            terms = Terms(plan.price, plan.goodput, plan.toll if compete else ())
             drafts = self._drafter.propose([row.number for row in rows], [room.nodes for room in rooms], terms)
             fitting = [self._fit(draft, room) for draft, room in zip(drafts, rooms, strict=True)]
             if guided:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.engine.drafters.choose import by_source, census, choose, keep, survivals
+from forerun.engine.drafters.choose import by_source, census, choose, keep, profit, survivals
 from forerun.engine.drafters.draft import Draft, Room, prune
 
 
@@ -69,6 +69,12 @@ def test_free_rows_are_filled_and_dear_ones_are_not() -> None:
     assert choose(worth, [0.0] * 8) == [[0, 1, 2], [0, 1]]
     assert choose(worth, [0.0, 0.0, 0.9, 1.8]) == [[0, 1], []]
     assert choose(worth, []) == [[], []]
+
+
+@given(st.lists(st.floats(0, 1)), st.lists(st.floats(0, 1.5), max_size=9))
+def test_the_profit_is_that_of_the_nodes_that_would_be_kept(worth: list[float], toll: list[float]) -> None:
+    surest = sorted(worth, reverse=True)
+    assert profit(worth, toll) == pytest.approx(max([0.0, *(sum(surest[: n + 1]) - toll[n] for n in range(min(len(worth), len(toll))))]))
 
 
 def test_it_looks_behind_a_stair() -> None:

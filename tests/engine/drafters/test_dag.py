@@ -77,6 +77,16 @@ def test_agreement_is_worth_more() -> None:
     assert confidence[1] > confidence[3] == confidence[2] == pytest.approx(0.5, abs=0.1)
 
 
+def test_of_guesses_of_a_kind_the_surer_stays_the_surer() -> None:
+    """Sixteen that hold nine times out of ten are not sixteen that hold always: what a source knows better than its class is kept."""
+    source = Fixed(Draft.chain([1] * 4, [0.985] * 4))
+    dag = Dag([source, Fixed()], 8)
+    (sure,) = dag.propose([0], [8])
+    source.draft = Draft.chain([1] * 4, [0.989] * 4)
+    (surer,) = dag.propose([0], [8])
+    assert all(one < other for one, other in zip(sure.confidence, surer.confidence))
+
+
 def teach(dag: Dag, truth: list[int], rounds: int) -> None:
     """The row's text goes on with `truth` again and again."""
     start = 0
@@ -141,16 +151,25 @@ class Expert(Fixed):
         return [Draft.chain([1] * self.right if row in self.good else [7, 7]) for row in rows]
 
 
-def serve(dag: Dag, clock: Clock, rows: list[int], rounds: int, step_seconds: float, goodput: float) -> float:
+def serve(
+    dag: Dag,
+    clock: Clock,
+    rows: list[int],
+    rounds: int,
+    step_seconds: float,
+    goodput: float,
+    toll: list[float] | None = None,
+    prompt: int = 1,
+) -> float:
     """Tokens a second over so many rounds; every row's text is all ones."""
     began, tokens = clock.now, 0
     start = dict.fromkeys(rows, 0)
-    told = {row: [1, 1] for row in rows}
+    told = {row: [1] * (prompt + 1) for row in rows}
     for _ in range(rounds):
         numbers = list(rows)
         dag.absorb(Commit(numbers, [start[r] for r in numbers], [told[r][:-1] for r in numbers], [told[r][-1] for r in numbers]))
         start = {row: start[row] + len(told[row]) - 1 for row in rows}
-        drafts = dag.propose(numbers, [8] * len(rows), Terms(0.0, goodput))
+        drafts = dag.propose(numbers, [8] * len(rows), Terms(0.0, goodput, toll or ()))
         clock.now += step_seconds
         for row, draft in zip(numbers, drafts):
             held = max((sum(1 for _ in path) for path in draft.paths() if set(path) == {1}), default=0)
@@ -181,6 +200,54 @@ def test_a_source_is_asked_where_its_gain_is_worth_its_time(seconds: float, righ
     rate = serve(dag, clock, [0], 1000, 0.010, goodput=max(plain, always))
     assert rate > 0.95 * max(plain, always)
     assert (len(expert.asked) > 500) is (always > plain)
+
+
+class Doubter(Expert):
+    """Has four guesses for the next token and does not know which of them holds."""
+
+    def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
+        super().propose(rows, budget, terms)
+        return [Draft([7, 8, 1, 9], [-1] * 4, [0.25] * 4, [False] * 4) for _ in rows]
+
+
+@pytest.mark.parametrize("row_costs, pays", [(0.02, True), (0.15, True), (0.35, False), (0.9, False)])
+def test_a_source_is_asked_only_if_its_guesses_are_worth_being_verified(row_costs: float, pays: bool) -> None:
+    """Time is nearly free; what counts is what a row of the forward costs."""
+    clock = Clock()
+    doubter = Doubter(clock, 0.0001, {0})
+    dag = Dag([Fixed(), doubter], 8, clock=clock)
+    serve(dag, clock, [0], 500, 0.010, goodput=100.0, toll=[row_costs * n for n in range(1, 9)])
+    assert len(doubter.asked) > 450 if pays else len(doubter.asked) < 60
+
+
+class Reader(Expert):
+    """Reads what it has not read before it guesses: twenty tokens in a millisecond."""
+
+    def __init__(self, clock: Clock, good: set[int], right: int) -> None:
+        super().__init__(clock, 0.001, good, right)
+        self.unread: dict[int, int] = {}
+
+    def absorb(self, commit: Commit) -> None:
+        for row, tokens in zip(commit.rows, commit.tokens):
+            self.unread[row] = self.unread.get(row, 0) + len(tokens)
+
+    def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
+        self.clock.now += sum(self.unread.pop(row, 0) for row in rows) / 20e3
+        return super().propose(rows, budget, terms)
+
+
+@pytest.mark.parametrize("right", [0, 1, 4])
+def test_prompts_are_not_read_for_rows_that_end_before_it_pays(right: int) -> None:
+    """Prompts of 2,000 tokens take as long as ten steps, and each row has eight."""
+    clock = Clock()
+    reader = Reader(clock, set(range(200)), right)
+    dag = Dag([Fixed(), reader], 8, clock=clock)
+    tokens = 0.0
+    for row in range(200):
+        began = clock.now
+        tokens += serve(dag, clock, [row], 8, 0.010, goodput=100.0, prompt=2000) * (clock.now - began)
+        dag.forget([row])
+    assert tokens / clock.now > 0.97 / 0.010
 
 
 def test_rows_that_come_later_profit_from_what_was_learned() -> None:
