@@ -23,7 +23,6 @@ from forerun.engine.drafters.dflash_net import BlockLayer, BlockNet, Sight
 from forerun.engine.drafters.heads import Heads
 from forerun.engine.drafters.recursive_load import Frame, targets
 from forerun.engine.drafters.registry import Host
-from forerun.engine.models.decoder import Linear
 
 Config = dict[str, Any]
 SAMPLE = 32
@@ -149,10 +148,8 @@ def read_net(heads: Heads, config: Config, plan: BlockPlan, host: Host) -> Block
     for i in range(count):
         at = f"layers.{i}."
         attention = frame.attention(f"{at}self_attn.", hidden)
-        names = [f"{at}self_attn.{part}_proj" for part in "kv"]
         rows = frame.spec.kv_heads * frame.spec.head_dim
-        biases = [heads.vector(f"{name}.bias", rows) for name in names if heads.has(f"{name}.bias")]
-        context = Linear(heads.joined([f"{name}.weight" for name in names], hidden), torch.cat(biases) if biases else None)
+        context = heads.together({f"{at}self_attn.{part}_proj": rows for part in "kv"}, hidden)
         norms = frame.norm(f"{at}input_layernorm"), frame.norm(f"{at}post_attention_layernorm")
         sight = read_sight(heads, config, i, frame.spec.window)
         layers.append(BlockLayer(attention, context, *norms, frame.mlp(f"{at}mlp."), sight))

@@ -96,9 +96,17 @@ class Heads:
         """A packed matrix. What is stored in 16 bits stays in 16 bits where the device multiplies them."""
         return self.pack(self.tensor(name, (rows, columns)))
 
-    def joined(self, names: Iterable[str], columns: int, halves: bool = False) -> Weight:
-        """Matrices with the same columns, one below the other. `halves`: gate and up, packed for `ops.mlp`."""
-        return self.pack(torch.cat([self.tensor(name, (-1, columns)) for name in names]), halves)
+    def joined(self, names: Iterable[str], columns: int) -> Weight:
+        """Matrices with the same columns, one below the other."""
+        return self.pack(torch.cat([self.tensor(name, (-1, columns)) for name in names]))
+
+    def together(self, rows: Mapping[str, int], columns: int, halves: bool = False) -> Linear:
+        """One product of several: name.weight one below the other, each with its rows, and name.bias of all of them or of none. `halves`:
+        gate and up, packed for `ops.mlp`."""
+        matrices = [self.tensor(f"{name}.weight", (count, columns)) for name, count in rows.items()]
+        biased = any(self.has(f"{name}.bias") for name in rows)
+        bias = torch.cat([self.vector(f"{name}.bias", count) for name, count in rows.items()]) if biased else None
+        return Linear(self.pack(torch.cat(matrices), halves), bias)
 
     def linear(self, name: str, rows: int, columns: int) -> Linear:
         """name.weight, and name.bias if there is one."""

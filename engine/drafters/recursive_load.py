@@ -16,7 +16,7 @@ from torch import Tensor
 from forerun.backends.base import AttentionSpec, Ops, PoolSpec
 from forerun.engine.drafters.heads import Heads
 from forerun.engine.drafters.registry import Host
-from forerun.engine.models.decoder import Attention, Layer, Linear, Mlp
+from forerun.engine.models.decoder import Attention, Layer, Mlp
 from forerun.engine.models.rotary import make_rope, tables
 from forerun.engine.models.spec import ACTIVATIONS
 
@@ -79,24 +79,14 @@ class Frame:
         heads, spec = self.heads, self.spec
         heads.skip(f"{at}rotary_emb.inv_freq")
         rows = {"q": spec.heads * spec.head_dim, "k": spec.kv_heads * spec.head_dim, "v": spec.kv_heads * spec.head_dim}
-        names = [f"{at}{part}_proj" for part in "qkv"]
-        for name, count in zip(names, rows.values()):
-            heads.tensor(f"{name}.weight", (count, width))
-        biases = [heads.vector(f"{name}.bias", count) for name, count in zip(names, rows.values()) if heads.has(f"{name}.bias")]
-        qkv = Linear(heads.joined([f"{name}.weight" for name in names], width), torch.cat(biases) if biases else None)
+        qkv = heads.together({f"{at}{part}_proj": count for part, count in rows.items()}, width)
         out = heads.linear(f"{at}o_proj", self.hidden, rows["q"])
         norms = (self.maybe(f"{at}q_norm", spec.head_dim), self.maybe(f"{at}k_norm", spec.head_dim))
         return Attention(qkv, out, *norms, *self.rotation, spec, self.eps)
 
     def mlp(self, at: str) -> Mlp:
         heads, inner = self.heads, self.config["intermediate_size"]
-        names = [f"{at}{part}_proj" for part in ("gate", "up")]
-        for name in names:
-            heads.tensor(f"{name}.weight", (inner, self.hidden))
-        biases = [heads.vector(f"{name}.bias", inner) for name in names if heads.has(f"{name}.bias")]
-        gate_up = Linear(
-            heads.joined([f"{name}.weight" for name in names], self.hidden, halves=True), torch.cat(biases) if biases else None
-        )
+        gate_up = heads.together({f"{at}gate_proj": inner, f"{at}up_proj": inner}, self.hidden, halves=True)
         return Mlp(gate_up, heads.linear(f"{at}down_proj", self.hidden, inner), self.activation)
 
     def pool(self, layers: int, dtype: torch.dtype) -> PoolSpec:
