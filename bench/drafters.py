@@ -28,22 +28,24 @@ from forerun.bench.sweep import Match, Outcome, Spot, condense, lives
 from forerun.bench.template import chat_form
 from forerun.bench.workloads import Workload
 
-PLAIN = "none"
+PLAIN, AUTO = "none", "auto"
 HEADS = {"eagle": "eagle3", "medusa": "medusa", "mtp": "mtp", "dflash": "dflash", "dspark": "dspark"}
 """what `--speculator` calls a head, and how the folders end in which `make heads` leaves them"""
 
 
 def found(folder: Path, model: str) -> list[str]:
-    """Drafters for this model: those without weights, what lies in `folder`, and two mixtures of the best known."""
+    """Drafters for this model: what is chosen where nothing is said, those without weights, what lies in `folder`, and two mixtures of the
+    best known."""
     heads = [f"{name}={folder / f'{model}-{kind}'}" for name, kind in HEADS.items() if (folder / f"{model}-{kind}").is_dir()]
     models = [f"model={folder / model}"] if (folder / model / "config.json").is_file() else []
-    return ["suffix", *models, *heads, *(f"suffix+{head}" for head in (heads or models)[:2])]
+    tables = [f"suffix+grams={folder / f'{model}-grams'}"] if (folder / f"{model}-grams").is_dir() else []
+    return [AUTO, "suffix", *models, *heads, *(f"suffix+{head}" for head in (heads or models)[:2]), *tables]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
-    """`tokens`: most of an answer. `requests`: most of a load, 0 = as many as are good for its figures. `minutes`: after which no load is
-    begun, 0 = all are."""
+    """`tokens`: most of an answer. `requests`: most of a load, but no fewer than two for each stream; 0 = as many as are good for its
+    figures. `minutes`: after which no load is begun, 0 = all are."""
 
     streams: Sequence[int] = (1, 4, 16)
     rounds: int = 1
@@ -123,9 +125,9 @@ def table(spots: dict[str, list[Spot]], streams: int) -> str:
 
 
 def verdicts(spots: dict[str, list[Spot]]) -> Iterator[str]:
-    """Of each mixture: where it is slower than one of its parts."""
-    for mixture in (name for name in spots if "+" in name):
-        for part in mixture.split("+"):
+    """Of each mixture where it is slower than one of its parts, and of `auto` where it is slower than the look-ups that it begins with."""
+    for mixture in (name for name in spots if "+" in name or name == AUTO):
+        for part in mixture.split("+") if mixture != AUTO else ["suffix"]:
             rates = {(spot.workload, spot.streams): spot.ratio for spot in spots.get(part, [])}
             behind = [spot for spot in spots[mixture] if spot.ratio < rates.get((spot.workload, spot.streams), 0.0)]
             places = ", ".join(f"{spot.workload} at {spot.streams}" for spot in behind)
@@ -146,7 +148,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--streams", type=int, action="append", help="may be repeated (default: 1, 4, 16)")
     parser.add_argument("--rounds", type=int, default=1, help="(default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=128, help="most of an answer (default: %(default)s)")
-    parser.add_argument("--requests", type=int, default=0, help="most of a load (default: as many as are good for its figures)")
+    parser.add_argument(
+        "--requests", type=int, default=0, help="most of a load, but two for each stream (default: as many as are good for its figures)"
+    )
     parser.add_argument("--minutes", type=float, default=0.0, help="begin no load after so many (default: no end)")
     parser.add_argument("--server-flag", action="append", default=[], help="for every server; may be repeated")
     parser.add_argument("--out", type=Path, default=Path("bench/out/drafters.json"))

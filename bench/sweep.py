@@ -117,15 +117,19 @@ def matches(streams: int) -> int:
     return 1 if streams <= 16 else 2
 
 
+LEAST_EACH = 2
+"""requests of each stream: the time in which all of them are busy ends with the first that has no more"""
+
+
 def lives(workloads: Sequence[Workload], streams: Sequence[int], rounds: int, seed: int = 0, most: int = 0) -> list[list[Match]]:
     """Matches in order, in groups for fresh servers. A workload with fewer prompts than a match has requests gives what it has. `most`:
-    requests of a match, but no fewer than its streams; 0 = as many as are good for its figures."""
+    requests of a match, but no fewer than two for each stream; 0 = as many as are good for its figures."""
     found: list[list[Match]] = [[]]
     order = [count for count in streams for _ in range(1 if most else matches(count))]
     for number in range(rounds):
         decks = _shuffled(workloads, seed + number)
         for index, count in enumerate(order):
-            each = min(requests(count), max(most, count)) if most else requests(count)
+            each = min(requests(count), max(most, LEAST_EACH * count)) if most else requests(count)
             wanted = {workload.name: min(each, len(workload.prompts)) for workload in workloads}
             if any(len(decks[name]) < needed for name, needed in wanted.items()):
                 found.append([])

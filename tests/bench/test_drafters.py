@@ -16,17 +16,18 @@ from forerun.bench.workloads import Workload
 
 
 def test_what_lies_there_is_found_and_mixed(tmp_path: Path) -> None:
-    assert found(tmp_path, "tiny") == ["suffix"]
+    assert found(tmp_path, "tiny") == ["auto", "suffix"]
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").touch()
-    assert found(tmp_path, "tiny")[1:] == [f"model={tmp_path / 'tiny'}", f"suffix+model={tmp_path / 'tiny'}"]
-    for kind in ("medusa", "eagle3", "dflash"):
+    assert found(tmp_path, "tiny")[2:] == [f"model={tmp_path / 'tiny'}", f"suffix+model={tmp_path / 'tiny'}"]
+    for kind in ("medusa", "eagle3", "dflash", "grams"):
         (tmp_path / f"tiny-{kind}").mkdir()
     names = found(tmp_path, "tiny")
     eagle, medusa, dflash = (
         f"{name}={tmp_path / f'tiny-{kind}'}" for name, kind in (("eagle", "eagle3"), ("medusa", "medusa"), ("dflash", "dflash"))
     )
-    assert names == ["suffix", f"model={tmp_path / 'tiny'}", eagle, medusa, dflash, f"suffix+{eagle}", f"suffix+{medusa}"]
+    assert names[:5] == ["auto", "suffix", f"model={tmp_path / 'tiny'}", eagle, medusa]
+    assert names[5:] == [dflash, f"suffix+{eagle}", f"suffix+{medusa}", f"suffix+grams={tmp_path / 'tiny-grams'}"]
 
 
 def record(ids: list[int], begin: float, step: float) -> Record:
@@ -69,6 +70,9 @@ def test_the_table_has_a_row_for_each_drafter_and_their_means() -> None:
 
 
 def test_mixtures_are_held_against_their_parts() -> None:
+    assert list(verdicts({"auto": [spot("chat", 1, 1.1)], "suffix": SPOTS["suffix"]})) == [
+        "auto against suffix: faster at 0 of 1 loads; slower at chat at 1"
+    ]
     assert list(verdicts(SPOTS)) == [
         "suffix+eagle=DIR against suffix: faster at 2 of 3 loads; slower at copy at 1",
         "suffix+eagle=DIR against eagle=DIR: faster at 3 of 3 loads",
@@ -117,7 +121,7 @@ async def test_a_bounded_run_ends_with_whole_loads(monkeypatch: pytest.MonkeyPat
         return ["server" for _ in programs]
 
     async def take(servers: list[str], match: Match, ask: object, form: object) -> list[Taken]:
-        assert len(match.prompts) == max(2, match.streams)
+        assert len(match.prompts) == max(2, 2 * match.streams)
         now[0] += 15.0 * len(servers)
         return [([record([1, 2, 3, 4], 0.0, 0.1) for _ in match.prompts], counts(0, 0, 8)) for _ in servers]
 

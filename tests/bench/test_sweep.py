@@ -43,6 +43,7 @@ def test_no_server_sees_a_prompt_twice(sizes: list[int], streams: list[int], rou
 
 
 def test_who_is_first_alternates_from_round_to_round() -> None:
+    assert [len(match.prompts) for life in lives([workload("a", 90)], [1, 4, 16], 1, most=6) for match in life] == [6, 8, 32]
     plan = [match for life in lives([workload("a", 90)], [1, 4], 2) for match in life]
     first = {(match.round, match.streams): match.guessing_first for match in plan}
     assert first[0, 1] != first[1, 1] and first[0, 4] != first[1, 4] and first[0, 1] != first[0, 4]
