@@ -25,6 +25,7 @@ from typing import Protocol
 import structlog
 
 from forerun.messages import Inject, Profile, Progress, Ready, Start, StepResult
+from forerun.router.controller.fallible import Fallible
 from forerun.router.controller.journal import Journal, View, sources_of
 from forerun.router.controller.make import profile_of
 from forerun.router.events import Event, Tally
@@ -180,7 +181,7 @@ class Replica:
         try:
             policy = self._overseer.terms(message)
             if self._scheduler is None:
-                self._controller = self._overseer.controller(message)
+                self._controller = Fallible(lambda: self._overseer.controller(message))
                 self._journal = Journal(sources_of(message.drafter))
                 self._scheduler = Scheduler(message, policy, self._controller)
             else:
