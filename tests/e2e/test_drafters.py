@@ -105,7 +105,12 @@ def service(*command: str, log: Path) -> Iterator[str]:
         yield url
     finally:
         process.terminate()
-        process.wait(30)
+        for _ in patience():
+            if process.poll() is not None:
+                break
+        else:
+            process.kill()
+            raise AssertionError("it did not end: " + log.read_text())
 
 
 @pytest.fixture(scope="module")
