@@ -58,12 +58,14 @@ class _Source:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Merged:
-    """The union of the drafts of one row. `sources[i]`: bits of who proposes node i; `sure[i]`: the highest confidence among them."""
+    """The union of the drafts of one row. `sources[i]`: bits of who proposes node i; `sure[i]`: the highest confidence among them.
+    `probes`: there are some, which are none of these nodes."""
 
     token: list[int]
     parent: list[int]
     sources: list[int]
     sure: list[float]
+    probes: bool = False
 
 
 class Dag:
@@ -101,6 +103,7 @@ class Dag:
             _Source(place, drafter, taps[place], asking, Earned(asking)) for place, (drafter, asking) in enumerate(zip(guarded, askings))
         ]
         self._sources = sorted(sources, key=lambda source: source.drafter.needs.dear)
+        self._dear = any(drafter.needs.dear for drafter in drafters)
         self._tree = tree
         self._clock = clock
         self.calibration = Calibration(_cells(len(sources)))
@@ -145,16 +148,21 @@ class Dag:
             for source, draft in self._asked.pop(row, []):
                 source.earned.saw(row, _depth(draft, new))
         for source in self._sources:
-            source.drafter.absorb(self._for(source, commit))
+            source.drafter.absorb(commit if commit.features is None else self._for(source, commit))
 
     def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
         asked: list[list[tuple[_Source, Draft]]] = [[] for _ in rows]
-        dear: list[_Source] = []
         for source in self._sources:
-            if source.drafter.needs.dear:
-                dear.append(source)
-            else:
-                self._ask(source, range(len(rows)), rows, budget, terms, asked)
+            if not source.drafter.needs.dear:
+                for drafts, draft in zip(asked, source.drafter.propose(rows, _capped(budget, source), terms)):
+                    drafts.append((source, draft))
+        if self._dear:
+            self._ask_dear(rows, budget, terms, asked)
+        return [self._join(row, most, drafts) for row, most, drafts in zip(rows, budget, asked)]
+
+    def _ask_dear(self, rows: list[int], budget: list[int], terms: Terms, asked: list[list[tuple[_Source, Draft]]]) -> None:
+        """Asks the sources that compute, the most promising first, each about the rows for which it may be worth its time."""
+        dear = [source for source in self._sources if source.drafter.needs.dear]
         while dear:
             promised = [self._promise(drafts, most) for drafts, most in zip(asked, budget)]
             loads = [Load(rows, promised, self._unread(source, rows), terms.goodput, terms.toll) for source in dear]
@@ -164,7 +172,6 @@ class Dag:
             if wanted:
                 self._ask(dear[best], wanted, rows, budget, terms, asked)
             del dear[best]
-        return [self._join(row, most, drafts) for row, most, drafts in zip(rows, budget, asked)]
 
     def _ask(
         self,
@@ -175,17 +182,16 @@ class Dag:
         terms: Terms,
         asked: list[list[tuple[_Source, Draft]]],
     ) -> None:
-        """Adds what the source says about the rows at these places."""
+        """Adds what a dear source says about the rows at these places."""
         began = self._clock()
-        drafts = source.drafter.propose([rows[i] for i in wanted], [min(budget[i], source.drafter.needs.most) for i in wanted], terms)
-        if source.drafter.needs.dear:
-            seconds = self._clock() - began
-            asked_about = [rows[i] for i in wanted]
-            source.asking.observe(len(wanted), sum(self._unread(source, asked_about)), seconds)
-            source.read.update((row, self._known.get(row, 0)) for row in asked_about)
-            self._chosen += seconds
-            for draft in drafts:
-                source.earned.proposed(survivals(draft.parent, draft.confidence))
+        asked_about = [rows[i] for i in wanted]
+        drafts = source.drafter.propose(asked_about, _capped([budget[i] for i in wanted], source), terms)
+        seconds = self._clock() - began
+        source.asking.observe(len(wanted), sum(self._unread(source, asked_about)), seconds)
+        source.read.update((row, self._known.get(row, 0)) for row in asked_about)
+        self._chosen += seconds
+        for draft in drafts:
+            source.earned.proposed(survivals(draft.parent, draft.confidence))
         for i, draft in zip(wanted, drafts, strict=True):
             asked[i].append((source, draft))
 
@@ -205,9 +211,7 @@ class Dag:
 
     def _for(self, source: _Source, commit: Commit) -> Commit:
         """The commit with the features that this source taps."""
-        if commit.features is None:
-            return commit
-        if not source.layers:
+        if commit.features is None or not source.layers:
             return dataclasses.replace(commit, features=None)
         taps = len(self.needs.layers)
         apart = [wide.view(wide.shape[0], taps, wide.shape[1] // taps) for wide in commit.features]
@@ -220,28 +224,27 @@ class Dag:
     def _promise(self, asked: list[tuple[_Source, Draft]], most: int) -> list[float]:
         """Survivals of the guesses of these drafts that may be verified."""
         merged = self._merge(asked)
-        return sorted(survivals(merged.parent, self._chances(merged, self._cells(merged))))[-most:]
+        return sorted(self._weighed(merged)[2])[-most:]
 
     def _join(self, row: int, most: int, asked: list[tuple[_Source, Draft]]) -> Draft:
         merged = self._merge(asked)
-        cells = self._cells(merged)
-        chances = self._chances(merged, cells)
-        survival = survivals(merged.parent, chances)
-        if dear := [pair for pair in asked if pair[0].drafter.needs.dear]:
+        cells, chances, survival = self._weighed(merged)
+        if self._dear and (dear := [pair for pair in asked if pair[0].drafter.needs.dear]):
             self._asked[row] = dear
         self.calibration.propose(row, merged.token, merged.parent, cells)
         order = sorted(range(len(cells)), key=survival.__getitem__, reverse=True)
         order = order[:most] if self._tree else _path(order, merged.parent)[:most]
-        place = {node: i for i, node in enumerate(order)}
-        place[-1] = -1
+        place = [-1] * (len(cells) + 1)  # the last one is the root's, whose number is −1
+        for at, node in enumerate(order):
+            place[node] = at
         draft = Draft(
-            [merged.token[node] for node in order],
-            [place[merged.parent[node]] for node in order],
-            [chances[node] for node in order],
+            list(map(merged.token.__getitem__, order)),
+            list(map(place.__getitem__, map(merged.parent.__getitem__, order))),
+            list(map(chances.__getitem__, order)),
             [False] * len(order),
-            [merged.sources[node] for node in order],
+            list(map(merged.sources.__getitem__, order)),
         )
-        return _with_probes(draft, most, [(1 << source.place, own) for source, own in asked if True in own.probe])
+        return _with_probes(draft, most, [(1 << source.place, own) for source, own in asked]) if merged.probes else draft
 
     def _merge(self, asked: list[tuple[_Source, Draft]]) -> _Merged:
         merged = _Merged([], [], [], [])
@@ -257,6 +260,7 @@ class Dag:
             place: list[int] = []
             for token, parent, confidence, probe in zip(draft.token, draft.parent, draft.confidence, draft.probe, strict=True):
                 if probe:
+                    merged.probes = True
                     place.append(-1)
                     continue
                 above = place[parent] if parent >= 0 else -1
@@ -272,30 +276,35 @@ class Dag:
                     merged.sure[node] = max(merged.sure[node], confidence)
         return merged
 
-    def _cells(self, merged: _Merged) -> list[int]:
-        return [
-            ((sources - 1) * 2 + (parent >= 0)) * _BINS + bisect_right(_EDGES, sure)
-            for sources, parent, sure in zip(merged.sources, merged.parent, merged.sure)
-        ]
-
-    def _chances(self, merged: _Merged, cells: list[int]) -> list[float]:
-        """That each node holds, if its parent does."""
+    def _weighed(self, merged: _Merged) -> tuple[list[int], list[float], list[float]]:
+        """Of each node its kind, the probability that it holds if its parent does, and that of its being accepted."""
         rate = self.calibration.rate
-        found: list[float] = []
-        for sure, cell in zip(merged.sure, cells):
+        cells: list[int] = []
+        chances: list[float] = []
+        survival: list[float] = []
+        for sources, parent, sure in zip(merged.sources, merged.parent, merged.sure):
+            place = bisect_right(_EDGES, sure)
+            cell = ((sources - 1) * 2 + (parent >= 0)) * _BINS + place
             sure = sure if sure < _MOST else _MOST
             sure = sure if sure > _LEAST else _LEAST
-            middle, chance = _MIDDLES[cell % _BINS], rate[cell]
+            middle, chance = _MIDDLES[place], rate[cell]
             holds = sure * chance * (1.0 - middle)
-            found.append(holds / (holds + (1.0 - sure) * (1.0 - chance) * middle))
-        return found
+            holds /= holds + (1.0 - sure) * (1.0 - chance) * middle
+            cells.append(cell)
+            chances.append(holds)
+            survival.append(holds * survival[parent] if parent >= 0 else holds)
+        return cells, chances, survival
+
+
+def _capped(budget: list[int], source: _Source) -> list[int]:
+    """What a source may propose of each row: no more than it can."""
+    most = source.drafter.needs.most
+    return [min(nodes, most) for nodes in budget] if max(budget, default=0) > most else budget
 
 
 def _with_probes(draft: Draft, most: int, asked: Sequence[tuple[int, Draft]]) -> Draft:
     """`draft` and behind it the probes of these drafts, each with the bit of its source, as far as there is room. A probe hangs off the
     root or another probe."""
-    if not asked:
-        return draft
     token, parent, confidence = list(draft.token), list(draft.parent), list(draft.confidence)
     probe, source = list(draft.probe), list(draft.source)
     for bit, own in asked:
