@@ -50,6 +50,9 @@ class Faulty:
         self._watched(self._drafter.forget, rows)
 
     def _watched(self, verb: Callable[..., Any], *arguments: Any) -> Any:
+        if self.raised == len(self._faults):
+            return verb(*arguments)
+
         def look(frame: FrameType, event: str, _: Any) -> None:
             if event.endswith("call") and frame.f_code.co_filename.startswith(HOME):
                 self._calls += 1
