@@ -24,6 +24,7 @@ SOURCES = ("isa.cpp", "run.cpp", "pool.cpp")
 COMPILERS = ("c++", "g++", "clang++")
 COMMON = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra")
 SANITIZE = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+FEWER_ROWS = "-DFR_ROWS=2"  # in a tile of the scalar form, whose plain arrays sanitizers make slow to compile
 WIDE = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma", "-mprefer-vector-width=512")
 # Here gcc orders loads before it gives out registers, and so needs more of them than there are.
 ARM = ("-fno-schedule-insns", "-Wno-ignored-optimization-argument")
@@ -126,7 +127,7 @@ def check(machine: str) -> int:
     foreign = machine != this_machine()
     cxx, runs = _emulation(machine) if foreign else (compiler(), [[]])
     with tempfile.TemporaryDirectory() as folder:
-        objects = _objects(cxx, machine, Path(folder), SANITIZE, ("check.cpp",))
+        objects = _objects(cxx, machine, Path(folder), (*SANITIZE, FEWER_ROWS), ("check.cpp",))
         program = _link(cxx, objects, SANITIZE, Path(folder) / "check")
         # An emulated process cannot be stopped from outside to look for leaks.
         options = ["env", "ASAN_OPTIONS=detect_leaks=0"] if foreign else []

@@ -1,6 +1,7 @@
 // Runs every op on every instruction set of this machine, in buffers of exactly the size they must have, for sanitizers to watch. Shapes are
 // drawn at random; each result must be the same bits with one thread and with three, a row of a product the same alone and among others, all
-// forms that fuse multiply-add the same but for bf16 dot products (of weights and caches), every form close to the scalar one, and ops that run together the same as apart.
+// forms that fuse multiply-add the same but for bf16 dot products (of weights and caches), every form close to the scalar one, and ops that
+// run together the same as apart.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

@@ -2,7 +2,7 @@
 //
 //   dot: to each sum the products of its pair of weights and the pair of activations that was spread
 //   load_bytes: sixteen pairs of bytes    nibbles<AT>: of words of four codes the pair AT    load_half: sixteen f16, finite
-//   store_low: the low 16 bits of every lane
+//   store_low: the low 16 bits of every lane of two vectors, 64 bytes
 #pragma once
 
 #include "vec.h"
@@ -35,8 +35,11 @@ FR_INLINE I nibbles(I w) {
     return {(Ints)_mm512_and_si512(AT ? _mm512_srli_epi16((__m512i)w.x, 4 * AT) : (__m512i)w.x, _mm512_set1_epi16(15))};
 }
 FR_INLINE V load_half(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_load_si256((const __m256i*)p))}; }
-// The low 16 bits of every lane.
-FR_INLINE void store_low(int16_t* p, V a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_castps_si512(a.x))); }
+FR_INLINE void store_low(void* p, V a, V b) {
+    alignas(64) static const int16_t EVEN[32] = {0,  2,  4,  6,  8,  10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
+                                                 32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54, 56, 58, 60, 62};
+    _mm512_storeu_si512(p, _mm512_permutex2var_epi16(_mm512_castps_si512(a.x), _mm512_load_si512(EVEN), _mm512_castps_si512(b.x)));
+}
 
 #elif defined(__AVX2__)
 
@@ -64,10 +67,13 @@ FR_INLINE __m256 half8(const uint16_t* p) {
     return _mm256_or_ps(_mm256_mul_ps(size, _mm256_set1_ps(0x1p112f)), sign);
 }
 FR_INLINE V load_half(const uint16_t* p) { return {half8(p), half8(p + 8)}; }
-FR_INLINE void store_low(int16_t* p, V a) {
-    alignas(32) uint32_t bits[LANES];
-    _mm256_store_ps((float*)bits, a.lo), _mm256_store_ps((float*)bits + 8, a.hi);
-    for (int l = 0; l < LANES; ++l) p[l] = int16_t(bits[l]);
+FR_INLINE __m256i low_bits(V a) {
+    const __m256i mask = _mm256_set1_epi32(0xffff);
+    const __m256i lo = _mm256_and_si256(_mm256_castps_si256(a.lo), mask), hi = _mm256_and_si256(_mm256_castps_si256(a.hi), mask);
+    return _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), 0xd8);  // packed quarter by quarter: the middle ones change places
+}
+FR_INLINE void store_low(void* p, V a, V b) {
+    _mm256_storeu_si256((__m256i*)p, low_bits(a)), _mm256_storeu_si256((__m256i*)p + 1, low_bits(b));
 }
 
 #elif !defined(FR_NEON)  // neon_ints.h
@@ -105,8 +111,10 @@ FR_INLINE I nibbles(I w) {
 }
 // Finite numbers only, as scales are; a subnormal becomes exact through the multiplication.
 FR_INLINE V load_half(const uint16_t* p) { FR_EACH(float_of(bits_of(float_of(uint32_t(p[l] & 0x7fff) << 13) * 0x1p112f) | uint32_t(p[l] & 0x8000) << 16)); }
-FR_INLINE void store_low(int16_t* p, V a) {
-    for (int l = 0; l < LANES; ++l) p[l] = int16_t(bits_of(a.x[l]));
+FR_INLINE void store_low(void* p, V a, V b) {
+    int16_t low[2 * LANES];
+    for (int l = 0; l < LANES; ++l) low[l] = int16_t(bits_of(a.x[l])), low[LANES + l] = int16_t(bits_of(b.x[l]));
+    memcpy(p, low, sizeof low);
 }
 
 #endif

@@ -28,7 +28,10 @@ constexpr int TWIN_ROWS = 1;
 constexpr int TILE_ROWS = 3;    // 24 accumulators of 32 registers
 constexpr int TWIN_ROWS = 1;
 #else
-constexpr int TILE_ROWS = 4;
+#if !defined(FR_ROWS)
+#define FR_ROWS 4  // fewer where sanitizers watch every access to the plain arrays: compiling them takes minutes
+#endif
+constexpr int TILE_ROWS = FR_ROWS;
 constexpr int TWIN_ROWS = 0;
 #endif
 

@@ -11,7 +11,6 @@ namespace {
 #define FR_NEON_DOTS
 
 struct StepBf16 {
-    static constexpr int MOST = 3;  // rows of a tile
     static constexpr int K = 2;
     static constexpr int W = fr::PANEL * 2;
     static constexpr int A = 1;

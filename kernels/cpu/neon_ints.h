@@ -42,9 +42,10 @@ template <int AT>
 FR_INLINE I nibbles(I w) { return {nibbles8<AT>(w.a), nibbles8<AT>(w.b), nibbles8<AT>(w.c), nibbles8<AT>(w.d)}; }
 FR_INLINE float32x4_t half4(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 FR_INLINE V load_half(const uint16_t* p) { return {half4(p), half4(p + 4), half4(p + 8), half4(p + 12)}; }
-FR_INLINE void store_low(int16_t* p, V x) {
-    vst1q_s16(p, vmovn_high_s32(vmovn_s32(vreinterpretq_s32_f32(x.a)), vreinterpretq_s32_f32(x.b)));
-    vst1q_s16(p + 8, vmovn_high_s32(vmovn_s32(vreinterpretq_s32_f32(x.c)), vreinterpretq_s32_f32(x.d)));
+FR_INLINE int16x8_t low8(float32x4_t x, float32x4_t y) { return vmovn_high_s32(vmovn_s32(vreinterpretq_s32_f32(x)), vreinterpretq_s32_f32(y)); }
+FR_INLINE void store_low(void* p, V x, V y) {
+    const int16x8_t low[] = {low8(x.a, x.b), low8(x.c, x.d), low8(y.a, y.b), low8(y.c, y.d)};
+    memcpy(p, low, sizeof low);
 }
 
 }  // namespace

@@ -14,8 +14,8 @@
 //   group, 8 bits:         [k/2: 16][column: 32][k%2] signed bytes
 //   group, 4 bits:         [k/8: 4][column: 32][k%2] words of four codes 0 … 15: k/2%4 = 0 in the lowest four bits
 //                          then, by format, 32 scales and 32 minima (f16)
-//   packed rows (a tile):  groups one after the other, each [k/2: 16][row] pairs of q and [row] what goes with Σq: as float, or where codes
-//                          stand for code − 8 the integer −8·Σq that the sum starts with; then [span][row] steps
+//   packed rows (a tile):  [group][row][k/2: 16] pairs of q, then [group][row] what goes with Σq, where a format asks for it: as float, or
+//                          where codes stand for code − 8 the integer −8·Σq that the sum starts with; then [span][row] steps
 #pragma once
 
 #include "ints.h"
@@ -88,7 +88,7 @@ struct Bytes {
                 for (int j = 0; j < N; ++j) w[j] = load_bytes(at + j * fr::PANEL);
                 FR_UNROLL
                 for (int m = 0; m < M; ++m) {
-                    const I x = splat(q[pair * M + m]);
+                    const I x = splat(q[m * PAIRS + pair]);
                     for (int j = 0; j < N; ++j) g[m + M * c][j] = dot(g[m + M * c][j], w[j], x);
                 }
             }
@@ -103,7 +103,7 @@ struct Nibbles {
         for (int j = 0; j < N; ++j) w[j] = nibbles<AT>(words[j]);
         FR_UNROLL
         for (int m = 0; m < M; ++m) {
-            const I x = splat(q[AT * M + m]);
+            const I x = splat(q[m * PAIRS + AT]);
             for (int j = 0; j < N; ++j) g[m + M * (AT % C)][j] = dot(g[m + M * (AT % C)][j], w[j], x);
         }
     }
@@ -114,10 +114,10 @@ struct Nibbles {
             for (int i = 0; i < 4; ++i) fetch.pair(4 * octet + i);
             I words[N];
             for (int j = 0; j < N; ++j) words[j] = load_words(at + j * fr::PANEL);
-            plane<0, M, N, C>(g, words, q + 4 * octet * M);
-            plane<1, M, N, C>(g, words, q + 4 * octet * M);
-            plane<2, M, N, C>(g, words, q + 4 * octet * M);
-            plane<3, M, N, C>(g, words, q + 4 * octet * M);
+            plane<0, M, N, C>(g, words, q + 4 * octet);
+            plane<1, M, N, C>(g, words, q + 4 * octet);
+            plane<2, M, N, C>(g, words, q + 4 * octet);
+            plane<3, M, N, C>(g, words, q + 4 * octet);
         }
     }
 };
@@ -128,8 +128,8 @@ FR_INLINE int group_bytes(fr::Format format) {
     return codes + 2 * fr::PANEL * (int(format != fr::INT8) + int(format == fr::INT4));
 }
 
-constexpr int ROW_WORDS = PAIRS + 1;  // of a packed row, a group
-FR_INLINE int64_t row_words(int groups) { return int64_t(groups) * ROW_WORDS + (groups + SPAN - 1) / SPAN; }
+// Of a packed row: pairs, what goes with their sums, steps.
+FR_INLINE int64_t row_words(int groups) { return int64_t(groups) * (PAIRS + 1) + (groups + SPAN - 1) / SPAN; }
 
 // Sums of M rows by N vectors: in registers, or where others need them all, in memory meanwhile.
 template <int M, int N, bool IN_REGISTERS>
@@ -154,8 +154,9 @@ struct Block {
     const uint8_t* codes;
     const uint16_t* scales;
     const float* units;
-    const int32_t* x;    // packed rows
-    const float* steps;  // one a row and span
+    const int32_t* x;       // pairs of the packed rows
+    const int32_t* totals;  // one a row and group
+    const float* steps;     // one a row and span
 };
 
 // The sums of a span, M rows by N vectors, from `a` on, which moves behind them. One scale a column: a sum of whole numbers.
@@ -169,7 +170,7 @@ struct Columns {
         FR_UNROLL
         for (int m = 0; m < M * C; ++m)
             for (int j = 0; j < N; ++j) g[m][j] = splat(0);
-        for (int s = 0; s < groups; ++s, a.codes += Codes::CODES, a.x += M * ROW_WORDS, fetch.next_group())
+        for (int s = 0; s < groups; ++s, a.codes += Codes::CODES, a.x += M * PAIRS, fetch.next_group())
             Codes::sum<M, N, C>(g, a.codes, a.x, fetch);
         FR_UNROLL
         for (int m = 0; m < M; ++m)
@@ -192,12 +193,11 @@ struct Groups {
         FR_UNROLL
         for (int m = 0; m < M; ++m)
             for (int j = 0; j < N; ++j) sums.put(m, j, zero());
-        for (int s = 0; s < groups; ++s, a.codes += a.bytes, a.scales += a.bytes / 2, a.x += M * ROW_WORDS, fetch.next_group()) {
-            const int32_t* total = a.x + PAIRS * M;
+        for (int s = 0; s < groups; ++s, a.codes += a.bytes, a.scales += a.bytes / 2, a.x += M * PAIRS, a.totals += M, fetch.next_group()) {
             I g[M * C][N];
             FR_UNROLL
             for (int m = 0; m < M * C; ++m)
-                for (int j = 0; j < N; ++j) g[m][j] = splat(OFFSET && m < M ? total[m] : 0);
+                for (int j = 0; j < N; ++j) g[m][j] = splat(OFFSET && m < M ? a.totals[m] : 0);
             sums.leave();
             Codes::template sum<M, N, C>(g, a.codes, a.x, fetch);
             sums.leave();
@@ -212,7 +212,7 @@ struct Groups {
                 for (int j = 0; j < N; ++j) {
                     const V minimum = load_half(a.scales + fr::PANEL + j * LANES);
                     FR_UNROLL
-                    for (int m = 0; m < M; ++m) sums.put(m, j, fma(minimum, set(((const float*)total)[m]), sums.get(m, j)));
+                    for (int m = 0; m < M; ++m) sums.put(m, j, fma(minimum, set(((const float*)a.totals)[m]), sums.get(m, j)));
                 }
         }
         FR_UNROLL
@@ -220,6 +220,26 @@ struct Groups {
             for (int j = 0; j < N; ++j) sum[m][j] = sums.get(m, j);
     }
 };
+
+// A span's sums join those of the spans before, which rest in y: registers hold only one of both, and a block that ends K is finished there.
+template <int M, int N, bool FULL>
+FR_INLINE void join(const Tile& t, const Block& a, bool first, bool last, const V (&sum)[M][N]) {
+    for (int j = 0; j < N; ++j) {
+        const int left = FULL ? LANES : t.columns - j * LANES, n = left > LANES ? LANES : left;
+        if (n <= 0) continue;
+        const bool biased = last && t.bias;
+        const V unit = last ? load(a.units + j * LANES) : zero();
+        const V bias = !biased ? zero() : FULL ? load(t.bias + j * LANES) : load(t.bias + j * LANES, n);
+        FR_UNROLL
+        for (int m = 0; m < M; ++m) {
+            float* y = t.y + m * t.y_stride + j * LANES;
+            V value = fma(sum[m][j], set(a.steps[m]), first ? zero() : FULL ? load(y) : load(y, n));
+            if (last) value = value * unit;
+            if (biased) value = value + bias;
+            FULL ? store(y, value) : store(y, value, n);
+        }
+    }
+}
 
 // M rows by a panel, `t.steps` groups.
 template <class Scaled, int M, class F>
@@ -231,27 +251,12 @@ void block_tile(const Tile& t, Block a, F fetch) {
         for (int m = 0; m < M; ++m)
             for (int j = 0; j < N; ++j) __builtin_prefetch(t.y + m * t.y_stride + j * LANES, 1);
     }
-    V y[M][N];
-    full ? begin<M, N, true>(t, y) : begin<M, N, false>(t, y);
-    Sums<M, N, (3 * M * N <= KEPT)> sums;
-    FR_UNROLL
-    for (int m = 0; m < M; ++m)
-        for (int j = 0; j < N; ++j) sums.put(m, j, y[m][j]);
     for (int s = 0; s < t.steps; s += SPAN, a.steps += M) {
         V sum[M][N];
-        sums.leave();
         Scaled::template span<M, N>(a, t.steps - s < SPAN ? t.steps - s : SPAN, fetch, sum);
-        sums.leave();
-        FR_UNROLL
-        for (int m = 0; m < M; ++m)
-            for (int j = 0; j < N; ++j) sums.put(m, j, fma(sum[m][j], set(a.steps[m]), sums.get(m, j)));
+        const bool first = t.first && s == 0, last = t.last && s + SPAN >= t.steps;
+        full ? join<M, N, true>(t, a, first, last, sum) : join<M, N, false>(t, a, first, last, sum);
     }
-    for (int j = 0; j < N; ++j) {
-        const V unit = load(a.units + j * LANES);
-        FR_UNROLL
-        for (int m = 0; m < M; ++m) y[m][j] = t.last ? sums.get(m, j) * unit : sums.get(m, j);
-    }
-    full ? finish<M, N, true>(t, y) : finish<M, N, false>(t, y);
 }
 
 // A tile of exactly `rows` rows, at most MOST.
@@ -290,11 +295,13 @@ void multiply_codes(const fr::Product& p, int panel0, int panel1, int tile0, int
             for (int t = tile0; t < tile1; ++t) {
                 const int row = tile_start(p, t), rows = tile_start(p, t + 1) - row, run = t - tile0 - cold;
                 const int32_t* x = (const int32_t*)p.packed + row * row_words(groups);
-                const float* steps = (const float*)x + int64_t(groups) * ROW_WORDS * rows + s / SPAN * rows;
+                const int32_t* totals = x + int64_t(groups) * PAIRS * rows;
+                const float* steps = (const float*)(totals + groups * rows) + s / SPAN * rows;
                 const Tile job{here, 0, p.y + row * p.y_stride + (column - p.y_column), p.y_stride, p.bias ? p.bias + column : nullptr,
                                p.N - column, s == 0, s + here == groups, 0};
                 const Trickle soon = trickle(p, groups * PAIRS, panel, t, s * PAIRS, here * PAIRS);
-                const Block a{bytes, codes, (const uint16_t*)(codes + Codes::CODES), units, x + int64_t(s) * ROW_WORDS * rows, steps};
+                const Block a{bytes, codes, (const uint16_t*)(codes + Codes::CODES), units,
+                              x + int64_t(s) * PAIRS * rows, totals + s * rows, steps};
                 if (runs == 1 || run < 0)
                     run_block<Scaled>(rows, job, a, {codes + near * bytes, bytes, codes + here * bytes, runs == 1 ? behind : nullptr, soon});
                 else
@@ -311,72 +318,52 @@ struct Rounding {
 
 FR_INLINE Rounding rounding(const float* x, int count) {
     V peak = zero(), spoilt = zero();
-    for (int k = 0; k < count; k += LANES) {
-        const V a = load(x + k, count - k < LANES ? count - k : LANES);
-        peak = max(peak, absolute(a)), spoilt = fma(a, zero(), spoilt);
-    }
+    int k = 0;
+    const auto take = [&](V a) { peak = max(peak, absolute(a)), spoilt = fma(a, zero(), spoilt); };
+    for (; k + LANES <= count; k += LANES) take(load(x + k));
+    if (k < count) take(load(x + k, count - k));
     const float largest = maximum(peak);
     if (any_nan(spoilt)) return {__builtin_nanf(""), 0.0f};
     return largest > SMALLEST ? Rounding{largest / LARGEST, LARGEST / largest} : Rounding{0.0f, 0.0f};
 }
 
-// One group of one row: q, and returned Σq.
-FR_INLINE float round_group(const float* x, int count, float inverse, int16_t (&q)[GROUP]) {
+// One group of one row (or the `count` that are left): q, and returned Σq.
+FR_INLINE float round_group(const float* x, int count, float inverse, void* q) {
     if (inverse == 0.0f) {
-        memset(q, 0, sizeof q);
+        memset(q, 0, GROUP * 2);
         return 0.0f;
     }
-    const int high = count > LANES ? count - LANES : 0;
-    const V a = load(x, count > LANES ? LANES : count), b = high ? load(x + LANES, high) : zero();
+    const V a = count >= LANES ? load(x) : load(x, count);
+    const V b = count >= GROUP ? load(x + LANES) : count > LANES ? load(x + LANES, count - LANES) : zero();
     const V magic = set(12582912.0f);  // 1.5·2²³: the fraction rounds away
     const V u = a * set(inverse) + magic, v = b * set(inverse) + magic;
-    store_low(q, u), store_low(q + LANES, v);
+    store_low(q, u, v);
     return sum((u - magic) + (v - magic));
 }
 
-// The groups of `count` ≤ 16 rows of a tile of M, side by side: pair i of row m to out[i · M + m].
-FR_INLINE void interleave(const int16_t (&q)[LANES][GROUP], int count, int32_t* out, int M) {
-#if defined(__AVX512BF16__)
-    if (count >= 4) {
-        __m512i r[LANES];
-        for (int i = 0; i < LANES; ++i) r[i] = i < count ? _mm512_load_si512(q[i]) : _mm512_setzero_si512();
-        transpose(r);
-        for (int i = 0; i < PAIRS; ++i) _mm512_mask_storeu_epi32(out + i * M, __mmask16((1u << count) - 1), r[i]);
-        return;
-    }
-#endif
-    for (int m = 0; m < count; ++m)
-        for (int i = 0; i < PAIRS; ++i) memcpy(out + i * M + m, q[m] + 2 * i, 4);
-}
-
+// Rows lie group by group and not k by k, as bf16's do: nothing is transposed, and a multiplication spreads a pair from any place as fast.
+// TOTALS: something goes with Σq. OFFSET: namely −8·Σq.
+template <bool TOTALS, bool OFFSET>
 void pack_groups(const fr::Product& p, int tile0, int tile1) {
     const int groups = (p.K + GROUP - 1) / GROUP;
     for (int t = tile0; t < tile1; ++t) {
         const int row = tile_start(p, t), M = tile_start(p, t + 1) - row;
-        int32_t* const packed = (int32_t*)p.packed + row * row_words(groups);
-        float* steps = (float*)packed + int64_t(groups) * ROW_WORDS * M;
-        for (int s = 0; s < groups; s += SPAN, steps += M)
-            for (int m = 0; m < M; m += LANES) {
-                const int count = M - m < LANES ? M - m : LANES, width = p.K - s * GROUP < SPAN * GROUP ? p.K - s * GROUP : SPAN * GROUP;
-                const float* x = p.x + int64_t(row + m) * p.K + s * GROUP;
-                float inverse[LANES];
-                for (int i = 0; i < count; ++i) {
-                    const Rounding made = rounding(x + int64_t(i) * p.K, width);
-                    steps[m + i] = made.step, inverse[i] = made.inverse;
-                }
-                int32_t* out = packed + int64_t(s) * ROW_WORDS * M + m;
-                for (int k = 0; k < width; k += GROUP, out += ROW_WORDS * M) {
-                    alignas(64) int16_t q[LANES][GROUP];
-                    for (int i = 0; i < count; ++i) {
-                        const float total = round_group(x + int64_t(i) * p.K + k, width - k < GROUP ? width - k : GROUP, inverse[i], q[i]);
-                        if (p.format == fr::INT4_SYMMETRIC)
-                            out[PAIRS * M + i] = int32_t(-8.0f * total);
-                        else
-                            ((float*)out)[PAIRS * M + i] = total;
-                    }
-                    interleave(q, count, out, M);
+        int32_t* const pairs = (int32_t*)p.packed + row * row_words(groups);
+        int32_t* const totals = pairs + int64_t(groups) * PAIRS * M;
+        float* const steps = (float*)(totals + groups * M);
+        for (int m = 0; m < M; ++m) {
+            const float* x = p.x + int64_t(row + m) * p.K;
+            for (int s = 0; s < groups; s += SPAN) {
+                const int end = s + SPAN < groups ? s + SPAN : groups, width = p.K - s * GROUP;
+                const Rounding made = rounding(x + s * GROUP, width < SPAN * GROUP ? width : SPAN * GROUP);
+                steps[s / SPAN * M + m] = made.step;
+                for (int g = s; g < end; ++g) {
+                    const float total = round_group(x + g * GROUP, p.K - g * GROUP, made.inverse, pairs + (int64_t(g) * M + m) * PAIRS);
+                    if constexpr (TOTALS && OFFSET) totals[g * M + m] = int32_t(-8.0f * total);
+                    if constexpr (TOTALS && !OFFSET) memcpy(totals + g * M + m, &total, 4);
                 }
             }
+        }
     }
 }
 
@@ -391,7 +378,9 @@ int32_t tiles_any(fr::Format format, int32_t rows) {
 }
 
 void pack_rows_any(const fr::Product& p, int32_t tile0, int32_t tile1) {
-    p.format >= fr::INT8 ? pack_groups(p, tile0, tile1) : pack_rows(p, tile0, tile1);
+    if (p.format < fr::INT8) return pack_rows(p, tile0, tile1);
+    if (p.format < fr::INT4) return pack_groups<false, false>(p, tile0, tile1);
+    p.format == fr::INT4 ? pack_groups<true, false>(p, tile0, tile1) : pack_groups<true, true>(p, tile0, tile1);
 }
 
 void multiply_any(const fr::Product& p, int32_t panel0, int32_t panel1, int32_t tile0, int32_t tile1) {
