@@ -115,12 +115,13 @@ void build_tail(const fr::Attention& a, int segment, int kv_head, int row, View&
 template <class T>
 constexpr bool PAIRED = sizeof(T) == 2;
 
-// a0 b0 a1 b1 …, of which the last ones may be missing.
-FR_INLINE __m512bh paired(__m256i a, __m256i b) {
+// a0 a1 … a15 b0 b1 … b15 → a0 b0 a1 b1 …
+FR_INLINE __m512bh paired(__m512i ab) {
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2,
                                            17, 1, 16, 0);
-    return (__m512bh)_mm512_permutexvar_epi16(order, _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1));
+    return (__m512bh)_mm512_permutexvar_epi16(order, ab);
 }
+FR_INLINE __m512bh paired(__m256i a, __m256i b) { return paired(_mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1)); }
 FR_INLINE __m256i half(const bf16* p) { return _mm256_loadu_si256((const __m256i*)p); }
 FR_INLINE __m256i half(const bf16* p, int n) { return _mm256_maskz_loadu_epi16(__mmask16((1u << n) - 1), p); }
 FR_INLINE V dot(__m512bh pairs, uint32_t by, V sum) { return {_mm512_dpbf16_ps(sum.x, pairs, (__m512bh)_mm512_set1_epi32(int(by)))}; }
@@ -143,6 +144,29 @@ FR_INLINE const float* shares(const float* s, int page) {
     return s + page * (PAIRED<T> ? PAGE / 2 : PAGE);
 }
 
+// What is read later: pages, keys or values of one KV head, and with each some lines of anything else. Pages lie scattered, and the machine's
+// own prefetcher stops at the end of each, so they are asked for while others are computed, which hides the asking too.
+template <class T>
+struct Ahead {
+    const T* pages[2 * BLOCK];
+    int count = 0, asked = 0;
+    const char* line = nullptr;
+    int lines = 0, each = 0;
+
+    void add(const T* page) { pages[count++] = page; }
+    void add(const T* const* all, int from, int to) {
+        for (; from < to; ++from) add(all[from]);
+    }
+    inline __attribute__((always_inline)) void ask(int some, int D) {
+        for (; some; --some) {
+            for (int n = lines < each ? lines : each; n; --n, --lines, line += 64) __builtin_prefetch(line, 0, 2);
+            if (asked == count) continue;
+            const T* page = pages[asked++];
+            for (int64_t at = 0; at < page_elements<T>(D); at += 64 / int64_t(sizeof(T))) __builtin_prefetch(page + at, 0, 2);
+        }
+    }
+};
+
 // Scores of Q queries against P pages. A query is D floats, or pairs of bf16.
 template <int Q, int P, class T>
 FR_INLINE void score_tile(const float* const* q, const T* const* keys, int D, float* const* out) {
@@ -154,7 +178,10 @@ FR_INLINE void score_tile(const float* const* q, const T* const* keys, int D, fl
 #if defined(__AVX512BF16__)
         const auto step = [&](int d, bool both) {
             __m512bh k[P];
-            for (int p = 0; p < P; ++p) k[p] = paired(half(keys[p] + d * PAGE), both ? half(keys[p] + (d + 1) * PAGE) : _mm256_setzero_si256());
+            for (int p = 0; p < P; ++p) {
+                const T* key = keys[p] + d * PAGE;
+                k[p] = both ? paired(_mm512_loadu_si512(key)) : paired(half(key), _mm256_setzero_si256());
+            }
             FR_UNROLL
             for (int i = 0; i < Q; ++i)
                 for (int p = 0; p < P; ++p) acc[i][p] = dot(k[p], ((const uint32_t*)q[i])[d / 2], acc[i][p]);
@@ -178,28 +205,32 @@ FR_INLINE void score_tile(const float* const* q, const T* const* keys, int D, fl
         for (int p = 0; p < P; ++p) store(out[i] + p * PAGE, acc[i][p]);
 }
 
+// Pages in tiles that leave none alone, if there are two: a single chain of sums for each query would be waited for.
 template <int Q, class T>
-void score_pages(const float* const* q, const T* const* keys, int page0, int page1, int D, float* const* scores) {
-    constexpr int P = Q <= 2 ? 4 : Q <= 4 ? 3 : 2;
-    int page = page0;
-    float* out[Q];
-    for (; page + P <= page1; page += P) {
+void score_pages(const float* const* q, const T* const* keys, int page0, int page1, int D, float* const* scores, Ahead<T>& ahead) {
+    constexpr int MOST = Q <= 4 ? 4 : 2;
+    for (int page = page0, here; page < page1; page += here) {
+        const int left = page1 - page;
+        here = left <= MOST ? left : left < MOST + 3 && MOST > 2 ? 3 : MOST;
+        float* out[Q];
         for (int i = 0; i < Q; ++i) out[i] = scores[i] + page * PAGE;
-        score_tile<Q, P>(q, keys + page, D, out);
-    }
-    for (; page < page1; ++page) {
-        for (int i = 0; i < Q; ++i) out[i] = scores[i] + page * PAGE;
-        score_tile<Q, 1>(q, keys + page, D, out);
+        ahead.ask(here, D);
+        switch (here) {
+            case 1: score_tile<Q, 1>(q, keys + page, D, out); break;
+            case 2: score_tile<Q, 2>(q, keys + page, D, out); break;
+            case 3: score_tile<Q, MOST < 3 ? 1 : 3>(q, keys + page, D, out); break;
+            case 4: score_tile<Q, MOST < 4 ? 1 : 4>(q, keys + page, D, out); break;
+        }
     }
 }
 
 template <class T, int Q = SCORE_TILE>
-FR_INLINE void score(int count, const float* const* q, const T* const* keys, int page0, int page1, int D, float* const* scores) {
+FR_INLINE void score(int count, const float* const* q, const T* const* keys, int page0, int page1, int D, float* const* scores, Ahead<T>& ahead) {
     if constexpr (Q > 0) {
         if (count == Q)
-            score_pages<Q>(q, keys, page0, page1, D, scores);
+            score_pages<Q>(q, keys, page0, page1, D, scores, ahead);
         else
-            score<T, Q - 1>(count, q, keys, page0, page1, D, scores);
+            score<T, Q - 1>(count, q, keys, page0, page1, D, scores, ahead);
     }
 }
 
@@ -227,7 +258,9 @@ FR_INLINE void soften(const fr::Attention& a, const View& view, const T* const* 
     }
     V total = load(mass.lanes);
     const float peak = maximum(most);
-    if (peak > mass.most) {
+    if (peak > mass.most && mass.most == -__builtin_inff()) {
+        mass.most = peak, mass.sink = 0.0f;  // of nothing so far there is nothing to scale
+    } else if (peak > mass.most) {
         const V factor = exponential(set(mass.most - peak));
         total = total * factor;
         float lane[LANES];
@@ -267,29 +300,80 @@ FR_INLINE void store_all(float* p, int rest, const V (&from)[N]) {
     for (int n = 0; n < N; ++n) FULL ? store(p + n * LANES, from[n]) : store(p, from[n], rest);
 }
 
-// out[i][d …] += Σ share · value over all positions of some pages, for Q queries.
+#if defined(__AVX512BF16__)
+// Two rows of values side by side, for N vectors of dimensions. Two full vectors are interleaved within each quarter of a register, so their
+// sums take turns (`take_turns`, `in_order`): quarters 0, 2, 4, 6 and 1, 3, 5, 7.
+template <int N, bool FULL>
+FR_INLINE void pair_rows(const bf16* a, const bf16* b, int rest, __m512bh (&to)[N]) {
+    for (int n = 0; n + 1 < N; n += 2) {
+        const __m512i first = _mm512_loadu_si512(a + n * LANES), second = _mm512_loadu_si512(b + n * LANES);
+        to[n] = (__m512bh)_mm512_unpacklo_epi16(first, second), to[n + 1] = (__m512bh)_mm512_unpackhi_epi16(first, second);
+    }
+    const int last = (N - 1) * LANES;
+    if constexpr (N % 2) to[N - 1] = FULL ? paired(half(a + last), half(b + last)) : paired(half(a + last, rest), half(b + last, rest));
+}
+
+// The same where only one of the rows is seen; the other's share is 0.
+template <int N, bool FULL>
+FR_INLINE void pair_rows(const bf16* a, bool first_seen, const bf16* b, bool second_seen, int rest, __m512bh (&to)[N]) {
+    alignas(64) bf16 none[N * LANES] = {};
+    pair_rows<N, FULL>(first_seen ? a : none, second_seen ? b : none, rest, to);
+}
+
+template <int N>
+FR_INLINE void take_turns(V (&acc)[N]) {
+    for (int n = 0; n + 1 < N; n += 2) {
+        const __m512 a = acc[n].x, b = acc[n + 1].x;
+        acc[n].x = _mm512_shuffle_f32x4(a, b, 0x88), acc[n + 1].x = _mm512_shuffle_f32x4(a, b, 0xdd);
+    }
+}
+
+template <int N>
+FR_INLINE void in_order(V (&acc)[N]) {
+    const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    for (int n = 0; n + 1 < N; n += 2) {
+        const __m512 even = acc[n].x, odd = acc[n + 1].x;
+        acc[n].x = _mm512_permutex2var_ps(even, low, odd), acc[n + 1].x = _mm512_permutex2var_ps(even, high, odd);
+    }
+}
+#endif
+
+// out[i][d …] += Σ share · value over positions [first, end), for Q queries. Of a pair that begins before or ends behind them only what lies in
+// them is read.
 template <int Q, int N, bool FULL, class T>
-void value_tile(const float* const* s, const T* const* values, int page0, int page1, int D, int d, int rest, float* const* out) {
+void value_tile(const float* const* s, const T* const* values, int first, int end, int D, int d, int rest, float* const* out, Ahead<T>& ahead) {
     V acc[Q][N];
     FR_UNROLL
     for (int i = 0; i < Q; ++i) load_all<N, FULL>(out[i] + d, rest, acc[i]);
-    for (int page = page0; page < page1; ++page) {
+#if defined(__AVX512BF16__)
+    FR_UNROLL
+    for (int i = 0; i < Q; ++i)
+        if constexpr (PAIRED<T>) take_turns(acc[i]);
+#endif
+    for (int page = first / PAGE; page * PAGE < end; ++page) {
+        const int from = first > page * PAGE ? first - page * PAGE : 0, to = end - page * PAGE < PAGE ? end - page * PAGE : PAGE;
         const T* v = values[page] + d;
+        ahead.ask(1, D);
         const float* share[Q];
         for (int i = 0; i < Q; ++i) share[i] = shares<T>(s[i], page);
         if constexpr (PAIRED<T>) {
 #if defined(__AVX512BF16__)
-            for (int pair = 0; pair < PAGE / 2; ++pair, v += 2 * D) {
-                __m512bh x[N];
-                for (int n = 0; n < N; ++n)
-                    x[n] = FULL ? paired(half(v + n * LANES), half(v + D + n * LANES)) : paired(half(v, rest), half(v + D, rest));
+            const auto add = [&](const __m512bh(&x)[N], int pair) {
                 FR_UNROLL
                 for (int i = 0; i < Q; ++i)
                     for (int n = 0; n < N; ++n) acc[i][n] = dot(x[n], ((const uint32_t*)share[i])[pair], acc[i][n]);
-            }
+            };
+            const int whole = to / 2;
+            int pair = from / 2;
+            __m512bh x[N];
+            if (from % 2) pair_rows<N, FULL>(nullptr, false, v + from * D, true, rest, x), add(x, pair++);
+            for (const T* at = v + 2 * pair * D; pair < whole; ++pair, at += 2 * D) pair_rows<N, FULL>(at, at + D, rest, x), add(x, pair);
+            if (to % 2 && pair == whole) pair_rows<N, FULL>(v + (to - 1) * D, true, nullptr, false, rest, x), add(x, whole);
 #endif
         } else {
-            for (int at = 0; at < PAGE; ++at, v += D) {
+            v += from * D;
+            for (int at = from; at < to; ++at, v += D) {
                 V x[N];
                 load_all<N, FULL>(v, rest, x);
                 FR_UNROLL
@@ -300,32 +384,13 @@ void value_tile(const float* const* s, const T* const* values, int page0, int pa
             }
         }
     }
+#if defined(__AVX512BF16__)
+    FR_UNROLL
+    for (int i = 0; i < Q; ++i)
+        if constexpr (PAIRED<T>) in_order(acc[i]);
+#endif
     FR_UNROLL
     for (int i = 0; i < Q; ++i) store_all<N, FULL>(out[i] + d, rest, acc[i]);
-}
-
-// The same for one query and any range of positions; of a pair only what lies in it is read (the other share is 0).
-template <int N, bool FULL, class T>
-void value_range(const float* s, const T* const* values, int first, int end, int D, int d, int rest, float* out) {
-    V acc[N];
-    load_all<N, FULL>(out + d, rest, acc);
-    if constexpr (PAIRED<T>) {
-#if defined(__AVX512BF16__)
-        for (int p = first / 2 * 2; p < end; p += 2) {
-            const T* v = values[p / PAGE] + int64_t(p % PAGE) * D + d;
-            const auto entry = [&](bool seen, const T* at) { return !seen ? _mm256_setzero_si256() : FULL ? half(at) : half(at, rest); };
-            for (int n = 0; n < N; ++n)
-                acc[n] = dot(paired(entry(p >= first, v + n * LANES), entry(p + 1 < end, v + D + n * LANES)), ((const uint32_t*)s)[p / 2], acc[n]);
-        }
-#endif
-    } else {
-        for (int p = first; p < end; ++p) {
-            V x[N], w = set(s[p]);
-            load_all<N, FULL>(values[p / PAGE] + int64_t(p % PAGE) * D + d, rest, x);
-            for (int n = 0; n < N; ++n) acc[n] = fma(w, x[n], acc[n]);
-        }
-    }
-    store_all<N, FULL>(out + d, rest, acc);
 }
 
 // Cuts the dimensions into four vectors at a time, then what is left: f(number of vectors, full, first dimension, elements of the rest).
@@ -342,18 +407,14 @@ FR_INLINE void by_dimensions(int D, F f) {
     if (d < D) f.template operator()<1, false>(d, D - d);
 }
 
+// The weighted values of positions [first, end), for `count` queries.
 template <class T, int Q = VALUE_TILE>
-FR_INLINE void weigh(int count, const float* const* s, const T* const* values, int page0, int page1, int D, float* const* out) {
+FR_INLINE void weigh(int count, const float* const* s, const T* const* values, int first, int end, int D, float* const* out, Ahead<T>& ahead) {
     if constexpr (Q > 0) {
-        if (count != Q) return weigh<T, Q - 1>(count, s, values, page0, page1, D, out);
-        by_dimensions(D, [&]<int N, bool FULL>(int d, int rest) { value_tile<Q, N, FULL>(s, values, page0, page1, D, d, rest, out); });
+        if (count != Q) return weigh<T, Q - 1>(count, s, values, first, end, D, out, ahead);
+        if (first >= end) return;
+        by_dimensions(D, [&]<int N, bool FULL>(int d, int rest) { value_tile<Q, N, FULL>(s, values, first, end, D, d, rest, out, ahead); });
     }
-}
-
-template <class T>
-FR_INLINE void weigh_range(const float* s, const T* const* values, int first, int end, int D, float* out) {
-    if (first >= end) return;
-    by_dimensions(D, [&]<int N, bool FULL>(int d, int rest) { value_range<N, FULL>(s, values, first, end, D, d, rest, out); });
 }
 
 // What a row sees of the pages from `page` on, counted from there; `end` 0 = nothing.
@@ -380,7 +441,7 @@ struct Queries {
 };
 
 template <class T>
-void score_block(const Queries& all, const View* views, const T* const* keys, int D) {
+void score_block(const Queries& all, const View* views, const T* const* keys, int D, Ahead<T>& ahead) {
     const int queries = all.count(), group = all.group;
     for (int i = 0; i < queries; i += SCORE_TILE) {
         const int count = queries - i < SCORE_TILE ? queries - i : SCORE_TILE;
@@ -390,7 +451,7 @@ void score_block(const Queries& all, const View* views, const T* const* keys, in
             if (views[r].first / PAGE < page0) page0 = views[r].first / PAGE;
             if (views[r].shared > page1) page1 = views[r].shared;
         }
-        score<T>(count, all.q + i, keys, page0, page1, D, all.s + i);
+        score<T>(count, all.q + i, keys, page0, page1, D, all.s + i, ahead);
     }
     for (int r = 0; r < all.rows; ++r)
         if (views[r].tail_keys)
@@ -404,61 +465,57 @@ void score_block(const Queries& all, const View* views, const T* const* keys, in
 }
 
 template <class T>
-void weigh_block(const Queries& all, const View* views, const T* const* values, int D) {
+void weigh_block(const Queries& all, const View* views, const T* const* values, int D, Ahead<T>& ahead) {
     const int queries = all.count(), group = all.group;
     for (int i = 0; i < queries; i += VALUE_TILE) {
         const int count = queries - i < VALUE_TILE ? queries - i : VALUE_TILE;
-        int page0 = 0, page1 = BLOCK;  // pages that every query of the tile sees whole, in the shared place
-        for (int j = 0; j < count; ++j) {
-            const View& view = views[(i + j) / group];
-            if (pages_for(view.first) > page0) page0 = pages_for(view.first);
-            const int whole = view.end / PAGE < view.shared ? view.end / PAGE : view.shared;
-            if (whole < page1) page1 = whole;
-        }
-        if (page1 < page0) page1 = page0;
-        for (int j = 0; j < count; ++j) {
-            const View& view = views[(i + j) / group];
-            const int reach = view.shared * PAGE < view.end ? view.shared * PAGE : view.end;
-            weigh_range(all.s[i + j], values, view.first, page0 * PAGE < reach ? page0 * PAGE : reach, D, all.out[i + j]);
-        }
-        if (page0 < page1) weigh<T>(count, all.s + i, values, page0, page1, D, all.out + i);
-        for (int j = 0; j < count; ++j) {
-            const View& view = views[(i + j) / group];
-            const float* s = all.s[i + j];
-            const int reach = view.shared * PAGE < view.end ? view.shared * PAGE : view.end;
-            weigh_range(s, values, page1 * PAGE > view.first ? page1 * PAGE : view.first, reach, D, all.out[i + j]);
-            if (!view.tail_values) continue;
-            const int begin = view.shared * PAGE;
-            for (int p = begin > view.first ? begin : view.first; p < view.end;) {
-                const int end = (p / PAGE + 1) * PAGE < view.end ? (p / PAGE + 1) * PAGE : view.end;
-                const T* page = page_of(values, view.tail_values, view, p / PAGE, D);
-                weigh_range(shares<T>(s, p / PAGE), &page, p % PAGE, p % PAGE + end - p, D, all.out[i + j]);
-                p = end;
+        // f(first of some queries, their number, their row's view, end of what the row sees in the shared place)
+        const auto by_row = [&](auto f) {
+            for (int at = i, of; at < i + count; at += of) {
+                const View& view = views[at / group];
+                of = group - at % group < i + count - at ? group - at % group : i + count - at;
+                f(at, of, view, view.shared * PAGE < view.end ? view.shared * PAGE : view.end);
             }
-        }
+        };
+        int first = 0, end = BLOCK * PAGE;  // positions, of whole pages, that all queries of the tile see in the shared place
+        by_row([&](int, int, const View& view, int reach) {
+            if (pages_for(view.first) * PAGE > first) first = pages_for(view.first) * PAGE;
+            if (reach / PAGE * PAGE < end) end = reach / PAGE * PAGE;
+        });
+        if (end < first) end = first;
+        by_row([&](int at, int of, const View& view, int reach) {
+            weigh<T>(of, all.s + at, values, view.first, first < reach ? first : reach, D, all.out + at, ahead);
+        });
+        weigh<T>(count, all.s + i, values, first, end, D, all.out + i, ahead);
+        by_row([&](int at, int of, const View& view, int reach) {
+            weigh<T>(of, all.s + at, values, end > view.first ? end : view.first, reach, D, all.out + at, ahead);
+            if (!view.tail_values) return;
+            const T* own[BLOCK];
+            for (int page = view.shared; page < pages_for(view.end); ++page) own[page] = page_of(values, view.tail_values, view, page, D);
+            weigh<T>(of, all.s + at, own, view.shared * PAGE > view.first ? view.shared * PAGE : view.first, view.end, D, all.out + at, ahead);
+        });
     }
 }
 
-// Pages lie scattered, and the machine's own prefetcher stops at the end of each: without this every page would be waited for.
+// The page of a segment that holds positions 16·page ….
 template <class T>
-FR_INLINE void fetch(const T* const* pages, int page0, int page1, int D) {
-    for (int page = page0; page < page1; ++page)
-        for (int64_t at = 0; at < page_elements<T>(D); at += 64 / int64_t(sizeof(T))) __builtin_prefetch(pages[page] + at, 0, 2);
+FR_INLINE const T* own_page(const fr::Attention& a, const void* cache, int segment, int page, int kv_head) {
+    return (const T*)cache + (int64_t(a.pages[int64_t(segment) * a.page_columns + page]) * a.kv_heads + kv_head) * page_elements<T>(a.D);
 }
 
-// The pages that begin what a segment's rows see, of one KV head: a task that comes next finds them in cache.
+// The pages that a task begins with.
 template <class T>
-FR_INLINE void fetch_segment(const fr::Attention& a, const void* cache, int segment, int kv_head) {
-    const int end = a.context[segment] + a.known[segment], first = a.window > 0 && end > a.window ? (end - a.window) / PAGE : 0;
-    const int last = pages_for(end) < first + BLOCK ? pages_for(end) : first + BLOCK;
-    for (int page = first; page < last; ++page) {
-        const T* at = (const T*)cache + (int64_t(a.pages[int64_t(segment) * a.page_columns + page]) * a.kv_heads + kv_head) * page_elements<T>(a.D);
-        fetch(&at, 0, 1, a.D);
+void begin_of(const fr::Attention& a, const fr::AttentionTask& task, Ahead<T>& keys, Ahead<T>& values) {
+    const int end = a.context[task.segment] + a.known[task.segment], page = a.window > 0 && end > a.window ? (end - a.window) / PAGE : 0;
+    const int last = (page / BLOCK + 1) * BLOCK < pages_for(end) ? (page / BLOCK + 1) * BLOCK : pages_for(end);
+    for (int at = page; at < last; ++at) {
+        keys.add(own_page<T>(a, a.keys, task.segment, at, task.kv_head));
+        values.add(own_page<T>(a, a.values, task.segment, at, task.kv_head));
     }
 }
 
 template <class T>
-void attend(const fr::Attention& a, const fr::AttentionTask& task, const fr::AttentionTask* next, void* memory) {
+void attend(const fr::Attention& a, const fr::AttentionTask& task, const fr::Beside& beside, void* memory) {
     const int segment = task.segment, kv_head = task.kv_head, row0 = task.row0, row1 = task.row1;
     const int D = a.D, group = a.heads / a.kv_heads, rows = row1 - row0, queries = rows * group;
     const int64_t in = int64_t(a.heads + 2 * a.kv_heads) * D;
@@ -479,9 +536,8 @@ void attend(const fr::Attention& a, const fr::AttentionTask& task, const fr::Att
     const T** keys = scratch.take<const T*>(pages);
     const T** values = scratch.take<const T*>(pages);
     for (int page = 0; page < shared; ++page) {
-        const int64_t at = (int64_t(a.pages[int64_t(segment) * a.page_columns + page]) * a.kv_heads + kv_head) * page_elements<T>(D);
-        keys[page] = (const T*)a.keys + at;
-        values[page] = (const T*)a.values + at;
+        keys[page] = own_page<T>(a, a.keys, segment, page, kv_head);
+        values[page] = own_page<T>(a, a.values, segment, page, kv_head);
     }
     const Queries all{rows, group, scratch.take<const float*>(queries), scratch.take<float*>(queries), scratch.take<float*>(queries),
                       scratch.take<Mass>(queries)};
@@ -504,17 +560,30 @@ void attend(const fr::Attention& a, const fr::AttentionTask& task, const fr::Att
     }
 
     View* here = scratch.take<View>(rows);
+    bool asked = beside.asked;
     for (int page = first / BLOCK * BLOCK; page < pages; page += BLOCK) {
-        const int from = first > page ? first : page, to = shared < page + BLOCK ? shared : page + BLOCK;
-        fetch(keys, from, to, D), fetch(values, from, to, D);
+        const int end = page + BLOCK, half = beside.lines / 2;
+        Ahead<T> more_keys, more_values;
+        if (!asked) {
+            more_keys.add(keys, first, shared < end ? shared : end), more_keys.ask(BLOCK, D);
+            more_values.add(values, first, shared < end ? shared : end), more_values.ask(BLOCK, D);
+            asked = true;
+        }
+        if (end < pages) {
+            more_keys.add(keys, end, shared < end + BLOCK ? shared : end + BLOCK);
+            more_values.add(values, end, shared < end + BLOCK ? shared : end + BLOCK);
+        } else {
+            if (beside.next) begin_of(a, *beside.next, more_keys, more_values);
+            more_keys.line = beside.more, more_keys.lines = half, more_keys.each = half / (pages - page) + 1;
+            more_values.line = beside.more + half * 64, more_values.lines = beside.lines - half, more_values.each = more_keys.each;
+        }
         for (int r = 0; r < rows; ++r) here[r] = within_block<T>(views[r], page, D);
-        score_block<T>(all, here, keys + page, D);
-        if (next) fetch_segment<T>(a, a.keys, next->segment, next->kv_head);
+        score_block<T>(all, here, keys + page, D, more_keys);
+        more_keys.ask(BLOCK, D);
         for (int i = 0; i < queries; ++i)
             if (here[i / group].end) soften(a, here[i / group], keys + page, values + page, all.s[i], all.mass[i], all.out[i]);
-        if (next) fetch_segment<T>(a, a.values, next->segment, next->kv_head);
-        next = nullptr;
-        weigh_block<T>(all, here, values + page, D);
+        weigh_block<T>(all, here, values + page, D, more_values);
+        more_values.ask(BLOCK, D);
     }
     for (int i = 0; i < queries; ++i) {
         const V total = set(sum(load(all.mass[i].lanes)) + all.mass[i].sink);
@@ -525,13 +594,13 @@ void attend(const fr::Attention& a, const fr::AttentionTask& task, const fr::Att
     }
 }
 
-void attention(const fr::Attention& a, const fr::AttentionTask& task, const fr::AttentionTask* next, void* scratch) {
+void attention(const fr::Attention& a, const fr::AttentionTask& task, const fr::Beside& beside, void* scratch) {
     if (a.format == fr::BF16)
-        attend<bf16>(a, task, next, scratch);
+        attend<bf16>(a, task, beside, scratch);
     else if (a.format == fr::INT8)
-        attend<int8_t>(a, task, next, scratch);
+        attend<int8_t>(a, task, beside, scratch);
     else
-        attend<float>(a, task, next, scratch);
+        attend<float>(a, task, beside, scratch);
 }
 
 }  // namespace

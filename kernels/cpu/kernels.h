@@ -65,6 +65,14 @@ struct AttentionTask {
     int32_t segment, kv_head, row0, row1;
 };
 
+// What an attention task's thread asks memory for meanwhile: what its next task reads, and lines of what comes after all tasks.
+struct Beside {
+    const AttentionTask* next;  // what the thread most likely does next, or null
+    bool asked;                 // this task was its guess before, so that what it reads is on its way
+    const char* more;
+    int32_t lines;
+};
+
 struct Rope {
     float* qkv;
     const int32_t* positions;
@@ -106,8 +114,7 @@ struct Kernels {
     void (*multiply)(const Product& p, int32_t panel0, int32_t panel1, int32_t tile0, int32_t tile1);
 
     size_t (*attention_bytes)(const Attention& a, int32_t segment, int32_t row0, int32_t row1);
-    // `next`: what this thread most likely does next, or null.
-    void (*attention)(const Attention& a, const AttentionTask& task, const AttentionTask* next, void* scratch);
+    void (*attention)(const Attention& a, const AttentionTask& task, const Beside& beside, void* scratch);
 
     void (*embed)(const void* table, Format format, const int32_t* tokens, float* out, int32_t H, float scale, int32_t row0, int32_t row1);
     void (*norm)(const float* x, const float* weight, float* out, int32_t H, float eps, int32_t row0, int32_t row1);

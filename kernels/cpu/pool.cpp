@@ -17,7 +17,8 @@ constexpr int64_t PATIENCE = 20'000;         // ns the caller spins for a stragg
 constexpr int64_t OVERDRAFT = 500'000;       // ns that may be lost beyond what was saved
 constexpr int64_t MOST_CREDIT = 5'000'000;   // ns: help of long ago excuses nothing
 constexpr int64_t LEAST_PENALTY = 5'000'000, MOST_PENALTY = 500'000'000;
-constexpr uint64_t LINE = 64, FETCH = 8;     // bytes of a cache line; lines that a waiting thread asks for between two looks
+constexpr uint64_t LINE = 64;                // bytes of a cache line
+constexpr int32_t FETCH = 8;                 // of them, that a waiting thread asks for between two looks
 constexpr int COUNT_BITS = 12;               // of a hint
 constexpr int64_t MOST_TASKS = (1 << 20) - 1;
 
@@ -130,16 +131,25 @@ void Pool::expect(int32_t thread, const void* from, size_t bytes) {
     hints_[size_t(thread)].lines.store(uint64_t(reinterpret_cast<uintptr_t>(from)) / LINE << COUNT_BITS | count, std::memory_order_relaxed);
 }
 
+const char* Pool::take(int32_t thread, int32_t& lines) {
+    Hint& hint = hints_[size_t(thread)];
+    uint64_t seen = hint.lines.load(std::memory_order_relaxed);
+    const uint64_t count = std::min(seen & ((1 << COUNT_BITS) - 1), uint64_t(lines));
+    if (!count || !hint.lines.compare_exchange_strong(seen, seen + (count << COUNT_BITS) - count, std::memory_order_relaxed)) {
+        lines = 0;  // nothing is left, or another thread was faster
+        return nullptr;
+    }
+    lines = int32_t(count);
+    return reinterpret_cast<const char*>((seen >> COUNT_BITS) * LINE);
+}
+
 // One turn of a wait. Two threads may ask for the same: asking changes nothing and cannot fault.
 void Pool::idle(int32_t thread) {
-    for (Hint* hint : {&hints_[size_t(thread)], &hints_[0]}) {
-        uint64_t seen = hint->lines.load(std::memory_order_relaxed);
-        const uint64_t count = std::min(seen & ((1 << COUNT_BITS) - 1), FETCH);
-        if (!count) continue;
-        if (hint->lines.compare_exchange_strong(seen, seen + (count << COUNT_BITS) - count, std::memory_order_relaxed))
-            for (uint64_t line = 0; line < count; ++line)
-                __builtin_prefetch(reinterpret_cast<const void*>(((seen >> COUNT_BITS) + line) * LINE), 0, 2);
-        return;
+    for (const int32_t whose : {thread, 0}) {
+        int32_t lines = FETCH;
+        const char* from = take(whose, lines);
+        for (int32_t line = 0; line < lines; ++line) __builtin_prefetch(from + line * int64_t(LINE), 0, 2);
+        if (lines) return;
     }
     for (int i = 0; i < 16; ++i) pause();
 }

@@ -54,6 +54,8 @@ public:
     // nobody's memory any more.
     static constexpr size_t MOST_EXPECTED = 64 << 12;
     void expect(int32_t thread, const void* from, size_t bytes);
+    // The first of up to `lines` cache lines of that, which the caller now asks for itself; `lines` becomes how many there are.
+    const char* take(int32_t thread, int32_t& lines);
 
 private:
     // Number of the next line (address / 64) << 12 | how many lines are left: one word, so that nobody sees half of a new one.

@@ -207,15 +207,9 @@ void pick_part(const float* scores, const float* noise, int32_t token0, int32_t 
         best = select(better, total, best);
         winner = select(better, set(float(i / LANES)), winner);
     });
-    float lane_best[LANES], lane_winner[LANES];
-    store(lane_best, best);
-    store(lane_winner, winner);
-    int chosen = -1;
-    float most = -__builtin_inff();
-    for (int l = 0; l < LANES && l < count; ++l) {
-        const int id = int(lane_winner[l]) * LANES + l;
-        if (chosen < 0 || lane_best[l] > most || (lane_best[l] == most && id < chosen)) chosen = id, most = lane_best[l];
-    }
+    const float most = maximum(best), lanes[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const V place = set(float(LANES)) * winner + load(lanes);
+    const int chosen = int(-maximum(select(less(best, set(most)), minus, zero() - place)));  // the first of the best
     const float top = maximum(peak);
     const V shift = set(top >= -__FLT_MAX__ ? top : 0.0f);  // a part of which nothing is possible has no mass
     V mass = zero();
@@ -244,10 +238,12 @@ void pick(const fr::Part* parts, int32_t count, int64_t* token, float* logprob) 
         return;
     }
     float mass = 0.0f;
-    for (const fr::Part* part = parts; part != parts + count; ++part) {
-        float share[LANES];
-        store(share, exponential(set(part->peak - peak)));
-        mass += part->mass * share[0];
+    for (int at = 0; at < count; at += LANES) {
+        const int n = count - at < LANES ? count - at : LANES;
+        float share[LANES] = {};
+        for (int l = 0; l < n; ++l) share[l] = parts[at + l].peak;
+        store(share, exponential(load(share) - set(peak)));
+        for (int l = 0; l < n; ++l) mass += parts[at + l].mass * share[l];
     }
     *token = best->token;
     *logprob = best->score - peak - float(__builtin_log(double(mass)));

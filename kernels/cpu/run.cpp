@@ -75,6 +75,7 @@ constexpr int64_t WORTH_SHARING = 16384;  // elements of a row-wise op, multipli
 constexpr int32_t TASKS = 9;     // of a product, for each thread: fewer leave it waiting for the last one, more cut the stream of weights
 constexpr int32_t STREAM_ROWS = 28, STREAM = 6;  // so few rows take weights as memory gives them: tasks of at least so many panels
 constexpr size_t ROWS_TOGETHER = 384 << 10;  // bytes of packed rows that pass over a panel while it is in cache, and stay in a 1 MiB L2
+constexpr int32_t FEW_ROWS = 2;              // of an attention task
 constexpr int32_t BUSY_ROWS = 4;            // of codes: from here on they are multiplied longer than read
 constexpr size_t NEAR = 4 << 20;            // bytes of a weight that caches hold, so that it may be read again for every few rows
 constexpr int32_t GATED_PANELS = 2;         // of gate and up, whose sums are in a core's cache together
@@ -82,9 +83,12 @@ constexpr size_t EXPECTED = 128 << 10;       // bytes of the next product's weig
 
 // How a product is cut into tasks: `groups` of row tiles times `chunks` of panels, of which `grain` are never parted. Where rows alone make
 // enough tasks and the weight is near, a task has all columns: it packs its own rows, and writes whole rows of the result.
+//
+// Few rows make few tasks. Where threads would not have equally many panels, what is left over (`rest` panels) is cut by row tiles instead.
 struct Cut {
     int32_t panels, grain, chunks, groups;
     bool shared;
+    int32_t rest = 0;
     bool by_rows() const { return shared && chunks == 1; }
     int32_t begin(int32_t chunk) const { return std::min(panels, (panels + grain - 1) / grain * chunk / chunks * grain); }
 };
@@ -108,6 +112,7 @@ struct fr_context {
     std::vector<Buffer> scratch;  // one a thread
     Buffer moe_rows, moe_wide, moe_gated, moe_out, moe_route, kept, gated;
     std::vector<AttentionTask> tasks;
+    std::vector<int32_t> told;  // each thread, which of them most likely comes next
     std::vector<std::pair<int32_t, float>> picked;  // of one expert: row, weight
 
     // Pages that the attention `reader` will read, of which some are given to products before it to fetch.
@@ -222,7 +227,13 @@ Cut Call::cut(const Product& p, int32_t grain) const {
     const int32_t groups = std::min<int32_t>(p.tiles, int32_t((bytes + ROWS_TOGETHER - 1) / ROWS_TOGETHER));
     const int32_t parts = shared ? (TASKS * threads + groups - 1) / groups : 1, streams = panels / STREAM / threads * threads;
     const int32_t most = p.rows > STREAM_ROWS ? panels : std::max(shared ? threads : 1, streams);
-    return {panels, grain, std::min(units, std::max(1, std::min(parts, most))), groups, shared};
+    Cut cut{panels, grain, std::min(units, std::max(1, std::min(parts, most))), groups, shared};
+    const int32_t even = units / threads * threads;
+    if (!shared || groups > 1 || p.rows > STREAM_ROWS || p.tiles < threads || !even || even == units) return cut;
+    cut.panels = even * grain, cut.rest = panels - cut.panels;
+    cut.chunks = std::max(threads, cut.chunks / threads * threads);
+    while (even % cut.chunks) cut.chunks -= threads;
+    return cut;
 }
 
 // Products that the op consists of: how many.
@@ -315,8 +326,15 @@ void Call::spread(Product p, int32_t grain, F&& body) {
         if (maker) maker->make_rows(first_row(p, tile0), first_row(p, tile1));
         k_.pack_rows(p, tile0, tile1);
     };
-    if (!cut.by_rows() && !ready) by_parts(p.tiles, int64_t(p.rows) * p.K > (maker ? WORTH_SHARING / 2 : 2 * WORTH_SHARING), pack);
+    if (!cut.by_rows() && !ready) by_parts(p.tiles, int64_t(p.rows) * p.K > WORTH_SHARING / 2, pack);
+    const int32_t whole = cut.groups * cut.chunks;
     auto task = [&](int32_t at, int32_t thread) {
+        if (at >= whole) {
+            const int32_t panel = cut.panels + (at - whole) / p.tiles * grain, tile = (at - whole) % p.tiles;
+            Product mine = p;
+            mine.next = -1;
+            return body(mine, panel, std::min(panel + grain, cut.panels + cut.rest), tile, tile + 1, thread);
+        }
         const int32_t group = at / cut.chunks, chunk = at % cut.chunks;
         const auto tile0 = int32_t(int64_t(p.tiles) * group / cut.groups), tile1 = int32_t(int64_t(p.tiles) * (group + 1) / cut.groups);
         if (cut.by_rows() && !ready) pack(tile0, tile1);
@@ -325,9 +343,9 @@ void Call::spread(Product p, int32_t grain, F&& body) {
         body(mine, cut.begin(chunk), cut.begin(chunk + 1), tile0, tile1, thread);
     };
     if (cut.shared)
-        c_.pool.run(cut.groups * cut.chunks, task);
+        c_.pool.run(whole + (cut.rest + grain - 1) / grain * p.tiles, task);
     else
-        for (int32_t at = 0; at < cut.groups * cut.chunks; ++at) task(at, 0);
+        for (int32_t at = 0; at < whole; ++at) task(at, 0);
 }
 
 Product Call::plan(const float* x, const void* w, const float* bias, float* y, int32_t rows, int32_t K, int32_t N, int32_t format) const {
@@ -493,10 +511,12 @@ int32_t Call::attention() {
     a.scale = f(0), a.softcap = f(1);
 
     if (!sound(a, rows_, sizes_[FR_SEGMENTS], i(5))) return FR_RANGE;
+    if (!rows_) return FR_OK;
 
     c_.tasks.clear();
     size_t bytes = 0;
     int64_t work = 0;
+    int32_t most = 1;
     const int32_t group = a.heads / a.kv_heads;
     for (int32_t s = 0; s < sizes_[FR_SEGMENTS]; ++s) {
         const int32_t end = a.starts[s + 1];
@@ -505,19 +525,35 @@ int32_t Call::attention() {
             const int32_t width = (a.positions[row1 - 1] / PAGE + 1) * PAGE * group;
             bytes = std::max(bytes, k_.attention_bytes(a, s, row0, row1));
             work += int64_t(row1 - row0) * width * a.D;
+            most = std::max(most, row1 - row0);
             for (int32_t h = 0; h < a.kv_heads; ++h) c_.tasks.push_back({s, h, row0, row1});
         }
     }
     for (auto& buffer : c_.scratch) buffer.room<char>(bytes + 64);
-    auto task = [&](int32_t at, int32_t thread) {
-        const size_t place = size_t(at), later = place + c_.scratch.size();
-        k_.attention(a, c_.tasks[place], later < c_.tasks.size() ? &c_.tasks[later] : nullptr, c_.scratch[size_t(thread)].room<char>(bytes + 64));
+    // Tasks of few rows are short: some in a row go to the same thread, which then knows what it does next.
+    const int32_t threads = work * a.kv_heads > 2 * WORTH_SHARING ? c_.pool.threads() : 1;
+    const auto count = int32_t(c_.tasks.size()), together = most > FEW_ROWS ? 1 : std::max(1, count / (TASKS * threads));
+    c_.told.assign(size_t(threads), -1);
+    // Lines of the next product's weights with each task; with few rows memory is what everybody waits for anyway.
+    const int32_t each = k_.tiles(BF16, rows_) > 1 ? int32_t(EXPECTED / 64) * threads / count + 1 : 0;
+    auto run = [&](int32_t part, int32_t thread) {
+        const int32_t begin = part * together, end = std::min(count, begin + together);
+        int32_t told = c_.told[size_t(thread)];
+        for (int32_t at = begin; at < end; ++at) {
+            const int32_t next = at + 1 < end ? at + 1 : begin + threads * together;
+            int32_t lines = each;
+            const char* more = c_.pool.take(thread, lines);
+            const Beside beside{next < count ? &c_.tasks[size_t(next)] : nullptr, told == at, more, lines};
+            k_.attention(a, c_.tasks[size_t(at)], beside, c_.scratch[size_t(thread)].room<char>(bytes + 64));
+            told = next;
+        }
+        c_.told[size_t(thread)] = told;
     };
-    const auto count = int32_t(c_.tasks.size());
-    if (work * a.kv_heads > 2 * WORTH_SHARING)
-        c_.pool.run(count, task);
+    const int32_t parts = (count + together - 1) / together;
+    if (threads > 1)
+        c_.pool.run(parts, run);
     else
-        for (int32_t at = 0; at < count; ++at) task(at, 0);
+        for (int32_t part = 0; part < parts; ++part) run(part, 0);
     return FR_OK;
 }
 
