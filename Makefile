@@ -70,6 +70,7 @@ bench-kernels: setup model ## the native kernels against the memory bandwidth
 
 # What is trained for the demo model: `DRAFTS` is where drafts lie and how their names begin, `TEXT` how much text the table of
 # n-grams is counted from, `TOKENS` how much of it all heads learn from, `WORDS` how many tokens EAGLE-3 knows, and of how many Medusa learns.
+# The shipped EAGLE-3 head went on from this one with more of the text (`--from`; its README has the command).
 # `MORE` is said last to every command, where the last of equal options counts: all of it, small, in a minute or two, is
 #   make heads DRAFTS=build/drafts/small MORE="--tokens 3000 --rows 16 --longest 160 --epochs 1 --held-out-tokens 16"
 DRAFTS := drafts/smollm2-135m
