@@ -109,7 +109,7 @@ def requests(streams: int) -> int:
     in doubt about. And many where they hardly win, and all hangs on the doubt."""
     if streams == 1:
         return 20
-    return max(2 * streams, 10) if streams <= 8 else max(5 * streams // 2, 64)
+    return max(2 * streams, 10 if streams <= 8 else 64)
 
 
 def matches(streams: int) -> int:
