@@ -117,7 +117,7 @@ class Earned:
                 row.left -= 1
             elif promised < row.promised + LEAST_GAIN:  # where others know how the text goes on, everybody does, and nothing is learned
                 cost = more + load.goodput * asking.reading(load.unread[i])
-                if cost <= self._saved:
+                if self._saved >= min(cost, SAVED):  # what is dearer than can be saved is owed
                     self._saved -= cost
                     asked.add(i)
                     row.needed = promised + more + self._verifying(load, [row.worth])
