@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import operator
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from forerun.backends.base import Rows
 from forerun.backends.cpu.library import OP, PLACES, Library
 
 FIELDS = ("tokens", "positions", "slots", "parents", "starts", "known", "context", "pages", "logit_rows", "sight")
+_fields = operator.attrgetter(*FIELDS)
 N, M = 0, 1
 """Row kinds: all rows of the batch, or those whose logits are needed."""
 
@@ -169,9 +171,9 @@ class Program:
         self._library = library
         self._keep = tape.keep
         self._ops = ctypes.create_string_buffer(bytes(tape.ops), len(tape.ops))
-        self._count = tape.count
         self._table = (ctypes.c_uint64 * len(tape.table))(*tape.table)
         self._sizes = (ctypes.c_int32 * 4)()
+        self._at = ctypes.addressof(self._ops), tape.count, ctypes.addressof(self._table), ctypes.addressof(self._sizes)
         self._outputs: list[tuple[int, int, tuple[int, ...], torch.dtype]] = []
         self._shape = self._trace(result, recorder)
         returned = {place for place, *_ in self._outputs}
@@ -207,15 +209,15 @@ class Program:
         if max(n, m) > self._room:
             self._grow(max(n, m))
         table, sizes = self._table, self._sizes
-        for place, name in enumerate(FIELDS):
-            table[place] = getattr(batch, name).data_ptr()
+        for place, field in enumerate(_fields(batch)):
+            table[place] = field.data_ptr()
         fresh = []
         for place, kind, shape, dtype in self._outputs:
             tensor = torch.empty(m if kind else n, *shape, dtype=dtype)
             table[place] = tensor.data_ptr()
             fresh.append(tensor)
         sizes[0], sizes[1], sizes[2], sizes[3] = n, m, batch.known.shape[0], batch.pages.shape[1]
-        self._library.run(ctypes.addressof(self._ops), self._count, ctypes.addressof(table), ctypes.addressof(sizes))
+        self._library.run(*self._at)
         return self._shape(fresh)
 
     def _grow(self, rows: int) -> None:
