@@ -70,7 +70,8 @@ bench-kernels: setup model ## the native kernels against the memory bandwidth
 
 # What is trained for the demo model: `DRAFTS` is where drafts lie and how their names begin, `TEXT` how much text the table of
 # n-grams is counted from, `TOKENS` how much of it all heads learn from, `WORDS` how many tokens EAGLE-3 knows, and of how many Medusa learns.
-# The shipped EAGLE-3 head went on from this one with more of the text (`--from`; its README has the command).
+# The shipped EAGLE-3 head went on from such a one with more of the text (`--from`; its README has the command): to make it again, say
+# `make heads DRAFTS=drafts/first`, for without that the head here is written over the better one that is shipped.
 # `MORE` is said last to every command, where the last of equal options counts: all of it, small, in a minute or two, is
 #   make heads DRAFTS=build/drafts/small MORE="--tokens 3000 --rows 16 --longest 160 --epochs 1 --held-out-tokens 16"
 DRAFTS := drafts/smollm2-135m
@@ -91,7 +92,7 @@ bench-peers: setup model ## our server beside those that tools/peers.sh installe
 bench-speculation: setup model ## guesses against none, 1 to 32 streams, five workloads (40 minutes)
 	$(BIN)/forerun bench speculation
 
-heads: setup model ## the demo table of n-grams and heads anew: EAGLE-3, DSpark, DFlash, Medusa, from one text, a quarter of an hour or two for each
+heads: setup model ## the demo table of n-grams and heads anew, over the shipped ones (DRAFTS=drafts/mine: beside them): EAGLE-3, DSpark, DFlash, Medusa, from one text, a quarter of an hour or two for each
 	$(TRAIN) --kind grams --out $(DRAFTS)-grams --work $(DRAFTS).work --tokens $(TEXT) $(MORE)
 	$(TRAIN) --kind eagle3 --out $(DRAFTS)-eagle3 $(HEADS) --vocab $(WORDS) --epochs 3 $(MORE)
 	$(TRAIN) --kind dspark --out $(DRAFTS)-dspark $(HEADS) $(BLOCKS) --rank 24 $(MORE)
