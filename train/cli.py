@@ -105,7 +105,7 @@ def _run(asked: argparse.Namespace, folder: Path, command: str) -> None:
     setting = Setting(folder, learnt, asked.seed, lambda layers: Taps(start, layers, shelf), asked.begins, turns)
     draft = open_kind(asked.kind, asked, setting)
     torch.set_num_threads(threads)  # a reader of taps has its own too
-    plan = Plan(asked.epochs, asked.batch_tokens, asked.rate, asked.seed, not asked.float32, str(asked.begins or ""))
+    plan = Plan(asked.epochs, asked.batch_tokens, asked.rate, asked.seed, not asked.float32, _seen(asked.begins))
     trainer = Trainer(draft, learnt, plan, work / f"{asked.kind}.pt", say, asked.minutes)
 
     def look(most: int) -> dict[str, dict[str, object]]:
@@ -122,6 +122,11 @@ def _run(asked: argparse.Namespace, folder: Path, command: str) -> None:
     facts |= {"conversations": len(learnt), "minutes": trainer.seconds / 60, "threads": threads} | draft.facts
     say(report.save(asked.out, facts, look(1 << 30), trainer.history))
     say(f"written to {asked.out}; serve it with --speculator {draft.facts['speculator']}={asked.out}")
+
+
+def _seen(folder: Path | None) -> str:
+    """A folder as it is seen from this one, however it is spelled and wherever the whole tree is mounted."""
+    return "" if folder is None else os.path.relpath(folder.resolve())
 
 
 def _text(asked: argparse.Namespace, folder: Path, work: Path) -> tuple[list[Record], list[Record], dict[str, list[Record]]]:

@@ -32,7 +32,7 @@ SAVE_SECONDS = 30.0
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
     """`epochs`: times that each text is read; `batch_tokens`: of a step; `rate`: the highest learning rate; `half`: compute in bfloat16;
-    `begins`: what the draft went on from."""
+    `begins`: the folder of the head that the draft went on from, "" = none."""
 
     epochs: int
     batch_tokens: int
@@ -146,7 +146,8 @@ class Trainer:
         if not self._path.exists():
             return
         state = torch.load(self._path, weights_only=True)
-        if state["plan"] != dataclasses.asdict(self._plan) or state["texts"] != len(self._text):
+        made = {"begins": ""} | state["plan"]  # older checkpoints do not say it: there was nothing else to begin from
+        if made != dataclasses.asdict(self._plan) or state["texts"] != len(self._text):
             raise ValueError(f"{self._path} was made with other settings: give those, or remove it to begin again")
         try:
             self._draft.net.load_state_dict(state["net"])

@@ -160,3 +160,16 @@ def test_a_file_of_prompts_that_is_none_is_refused(tmp_path: Path) -> None:
     path.write_text("\n")
     with pytest.raises(ValueError, match="no prompts"):
         read_prompts(path, 2)
+
+
+def test_a_head_to_go_on_from_is_the_same_however_it_is_spelled(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["train-drafter", "--kind", "medusa", "--heads", "1", "--model-id", str(folder), *TEXT, "--epochs", "1", "--threads", "1"]
+    assert main([*words, "--out", "first"]) == 0
+    assert main([*words, "--out", "second", "--from", "first"]) == 0
+    plan = torch.load("second.work/medusa.pt", weights_only=True)["plan"]
+    assert plan["begins"] == "first", "nothing of where this folder lies"
+    Path("alias").symlink_to("first")
+    for spelled in ("second/../first", str(tmp_path / "first"), "alias"):
+        assert main([*words, "--out", "second", "--from", spelled]) == 0
+    assert main([*words, "--out", "second"]) == 1

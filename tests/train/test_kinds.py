@@ -24,7 +24,7 @@ from forerun.train.kinds.registry import open_kind
 from forerun.train.shards import Record
 from forerun.train.taps import Taps
 from tests.engine.tiny import Front, Sequence_, params_for
-from tests.train.kinds import asked, texts
+from tests.train.kinds import asked, setting, texts
 
 SMALL = {
     "eagle3": ["--vocab", "500", "--passes", "2"],
@@ -187,6 +187,13 @@ def test_a_head_goes_on_from_what_was_saved(kind: str, folder: Path, tmp_path: P
         ("eagle3", "mtp", [], "is not there"),
         ("dflash", "dspark", SMALL["dspark"], "is not there"),
         ("dflash", "dflash", SMALL["dflash reduced"], "has no draft vocabulary"),
+        ("medusa", "medusa", ["--heads", "2"], "give --heads 3"),
+        ("dflash", "dflash", [*SMALL["dflash"], "--mask-token", "7"], "give --mask-token 511"),
+        ("dspark", "dspark", [*SMALL["dspark"], "--block", "4"], "give --block 3"),
+        ("dspark near", "dspark", [*SMALL["dspark near"], "--window", "0"], "give --window 2"),
+        ("dspark near", "dspark", [*SMALL["dspark near"], "--draft-layers", "1"], "give --draft-layers 2"),
+        ("dspark reduced", "dflash", SMALL["dflash reduced"], "of another kind"),
+        ("dspark reduced", "dspark", [*SMALL["dspark reduced"], "--window", "2"], "give --window 0"),
         ("medusa", "model", [], "leave out --from"),
         ("medusa", "grams", [], "leave out --from"),
     ],
@@ -197,6 +204,63 @@ def test_a_head_goes_on_from_its_own_kind_only(saved: str, kind: str, words: lis
         open_kind(
             kind, asked(kind, words), registry.Setting(folder, written(folder), 0, lambda layers: Taps(start(folder), layers), tmp_path)
         )
+
+
+def say(folder: Path, **says: object) -> None:
+    """Another config.json: what is None is left out."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text()) | says
+    file.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+
+
+@pytest.mark.parametrize(
+    "kind, says",
+    [
+        ("eagle3", {"eagle_aux_hidden_state_layer_ids": [1, 1]}),
+        ("eagle3", {"eagle_aux_hidden_state_layer_ids": None, "target_layer_ids": [1, 2]}),
+        ("eagle3", {"norm_before_residual": True}),
+        ("eagle3", {"rope_theta": None, "rope_parameters": {"rope_theta": 7.0}}),
+        ("dflash", {"dflash_config": {"target_layer_ids": [1], "mask_token_id": 511}}),
+        ("dspark", {"num_target_layers": 3}),
+        ("dspark reduced", {"aux_hidden_state_layer_ids": [2]}),
+        ("mtp", {"tokenizer_fingerprint": "of another"}),
+        ("medusa", {"tokenizer_fingerprint": "of another"}),
+    ],
+)
+def test_a_head_that_reads_something_else_is_not_gone_on_from(kind: str, says: dict[str, object], folder: Path, tmp_path: Path) -> None:
+    """Of the same names and shapes."""
+    trained(kind, folder, 0).save(tmp_path)
+    say(tmp_path, **says)
+    with pytest.raises(ValueError, match=r"its config\.json says .* without --from"):
+        opened(kind, folder, written(folder), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "kind, says",
+    [
+        ("eagle3", {"eagle_aux_hidden_state_layer_ids": None, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}}),
+        ("eagle3", {"eagle_aux_hidden_state_layer_ids": None, "target_layer_ids": [0, 1], "torch_dtype": "float16"}),
+        ("dflash", {"layer_types": ["full_attention"], "sliding_window": None, "tokenizer_fingerprint": None, "architectures": None}),
+        ("medusa", {"tokenizer_fingerprint": None, "base_model_name_or_path": "somebody/elsewhere"}),
+    ],
+)
+def test_what_others_say_otherwise_or_not_at_all_is_no_fault(kind: str, says: dict[str, object], folder: Path, tmp_path: Path) -> None:
+    trained(kind, folder, 0).save(tmp_path)
+    say(tmp_path, **says)
+    opened(kind, folder, written(folder), tmp_path)
+
+
+def test_no_tensor_of_a_head_is_dropped(folder: Path, tmp_path: Path) -> None:
+    """But copies of what the target has itself."""
+    head = open_kind("dspark", asked("dspark", [*SMALL["dspark"], "--with-ends"]), setting(folder))
+    head.save(tmp_path)
+    opened("dspark", folder, written(folder), tmp_path)
+    file = tmp_path / "model.safetensors"
+    saved = load_file(file)
+    for name, value in (("embed_tokens.weight", saved["embed_tokens.weight"] + 1), ("layers.1.norm.weight", torch.ones(4))):
+        save_file(saved | {name: value}, file)
+        with pytest.raises(ValueError, match=f"{name} would be dropped"):
+            opened("dspark", folder, written(folder), tmp_path)
 
 
 def test_a_head_of_another_target_is_not_gone_on_from(folder: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -98,6 +99,18 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
         train(tmp_path / "a.pt", plan=Plan(4, 40, 0.3, 1, False))
     with pytest.raises(ValueError, match="another draft"):
         train(tmp_path / "a.pt", draft=Bigram(17))
+
+
+def test_a_checkpoint_from_before_heads_went_on_from_others_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    train(path)
+    state = torch.load(path, weights_only=True)
+    del state["plan"]["begins"]
+    torch.save(state, path)
+    trainer, _ = train(path, kill_at=0)
+    assert trainer.step == trainer.steps
+    with pytest.raises(ValueError, match="other settings"):
+        train(path, plan=dataclasses.replace(PLAN, begins="drafts/x"))
 
 
 @pytest.mark.parametrize("epoch", [0, 1])

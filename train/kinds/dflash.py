@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,11 +63,13 @@ class Dflash:
     def tensors(self) -> dict[str, Tensor]:
         return tensors_of(self.net) | self._sizes.reduction()
 
-    def save(self, folder: Path) -> None:
+    def config(self) -> dict[str, Any]:
         sizes = self._sizes
         own = {
             "architectures": ["DFlashDraftModel"],
             "dflash_config": {"target_layer_ids": list(sizes.taps), "mask_token_id": sizes.mask},
         }
-        config = sizes.config(self._blocks) | own if sizes.own is None else sizes.reduced_config("dflash", self._blocks)
-        write(folder, config, self.tensors())
+        return sizes.config(self._blocks) | own if sizes.own is None else sizes.reduced_config("dflash", self._blocks)
+
+    def save(self, folder: Path) -> None:
+        write(folder, self.config(), self.tensors())

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -120,13 +121,15 @@ class Dspark:
     def tensors(self) -> dict[str, Tensor]:
         return tensors_of(self.net) | self._sizes.reduction()
 
-    def save(self, folder: Path) -> None:
+    def config(self) -> dict[str, Any]:
         sizes, net = self._sizes, self.net
         own = {"architectures": ["Qwen3DSparkModel"], "target_layer_ids": list(sizes.taps), "mask_token_id": sizes.mask}
         config = sizes.config(self._blocks) | own if sizes.own is None else sizes.reduced_config("dspark", self._blocks)
         config |= {"markov_head_type": "vanilla", "markov_rank": net.markov_head.markov_w1.embedding_dim}
-        config |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
-        tensors = self.tensors()
+        return config | {"enable_confidence_head": True, "confidence_head_with_markov": True}
+
+    def save(self, folder: Path) -> None:
+        source, tensors = self._sizes.source, self.tensors()
         if self._ends:
-            tensors |= {"embed_tokens.weight": sizes.source.embedding(), "lm_head.weight": sizes.source.head()}
-        write(folder, config, tensors)
+            tensors |= {"embed_tokens.weight": source.embedding(), "lm_head.weight": source.head()}
+        write(folder, self.config(), tensors)

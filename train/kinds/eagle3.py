@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -105,12 +106,14 @@ class Eagle3:
     def tensors(self) -> dict[str, Tensor]:
         return dict(self.net.state_dict()) | reduction(self.net.kept, self._vocabulary.vocab)
 
-    def save(self, folder: Path) -> None:
+    def config(self) -> dict[str, Any]:
         """The public EAGLE-3 layout. Its layer ids count what enters a layer."""
         config = {"architectures": ["LlamaForCausalLMEagle3"]} | self._source.sizes()
         config |= {"intermediate_size": self._inner, "num_hidden_layers": 1, "vocab_size": self._vocabulary.vocab}
-        config |= {"draft_vocab_size": len(self.net.kept), "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in self._layers]}
-        write(folder, config, self.tensors())
+        return config | {"draft_vocab_size": len(self.net.kept), "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in self._layers]}
+
+    def save(self, folder: Path) -> None:
+        write(folder, self.config(), self.tensors())
 
 
 def _begin(net: Net, source: Source, head: Tensor) -> None:

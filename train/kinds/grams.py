@@ -86,11 +86,12 @@ class Grams:
     def tensors(self) -> dict[str, Tensor]:
         return {}
 
+    def config(self) -> dict[str, Any]:
+        return {"model_type": "grams", "vocab_size": self._table.vocab, "tokenizer_fingerprint": self._table.tokenizer}
+
     def save(self, folder: Path) -> None:
-        table = self._table
-        tensors = {name: torch.from_numpy(getattr(table, name)) for name in ("keys", "tokens", "chances")}
-        config = {"model_type": "grams", "vocab_size": table.vocab, "tokenizer_fingerprint": table.tokenizer}
-        write(folder, config, tensors)
+        tensors = {name: torch.from_numpy(getattr(self._table, name)) for name in ("keys", "tokens", "chances")}
+        write(folder, self.config(), tensors)
 
 
 def count(keys: Keys, goals: Keys, vocab: int, least: int) -> Table:

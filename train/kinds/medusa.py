@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,10 +85,14 @@ class Medusa:
     def tensors(self) -> dict[str, Tensor]:
         return {f"{number}.0.linear.{name}": value for number, head in enumerate(self.net) for name, value in head.state_dict().items()}
 
-    def save(self, folder: Path) -> None:
+    def config(self) -> dict[str, Any]:
+        source = self._source
         config = {"model_type": "medusa", "medusa_num_heads": len(self.net), "medusa_num_layers": 1}
-        config |= {"hidden_size": self._source.hidden, "base_model_name_or_path": self._source.folder.name, "torch_dtype": "bfloat16"}
-        write(folder, config, self.tensors(), "medusa_lm_head")
+        config |= {"hidden_size": source.hidden, "tokenizer_fingerprint": source.fingerprint(), "torch_dtype": "bfloat16"}
+        return config | {"base_model_name_or_path": source.folder.name}
+
+    def save(self, folder: Path) -> None:
+        write(folder, self.config(), self.tensors(), "medusa_lm_head")
 
     def _state(self, states: Tensor, number: int) -> Tensor:
         out: Tensor = states + functional.silu(self.net[number](states))

@@ -97,14 +97,16 @@ class ModelDraft:
     def tensors(self) -> dict[str, Tensor]:
         return {}
 
+    def config(self) -> dict[str, Any]:
+        return dict(self.net.config.to_dict()) | {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
+
     def save(self, folder: Path) -> None:
         """An ordinary Llama folder, in bfloat16."""
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: value.detach().to(torch.bfloat16).contiguous() for name, value in self.net.state_dict().items()}
         tensors.pop("lm_head.weight", None)
         store(tensors, folder / "model.safetensors")
-        config = self.net.config.to_dict() | {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}
-        (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        (folder / "config.json").write_text(json.dumps(self.config(), indent=2, sort_keys=True) + "\n")
         write_tokenizer(self._source, folder, self._vocabulary)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -101,8 +102,10 @@ class Mtp:
     def tensors(self) -> dict[str, Tensor]:
         return {f"model.layers.{self._source.layers}.{name}": value for name, value in self.net.state_dict().items()}
 
-    def save(self, folder: Path) -> None:
+    def config(self) -> dict[str, Any]:
         """As it would lie in the target's own folder, behind its last layer; embedding and output head are the target's."""
         config = self._source.sizes() | {"architectures": ["LlamaForCausalLM"], "intermediate_size": self._source.inner}
-        config |= {"num_hidden_layers": self._source.layers, "num_nextn_predict_layers": 1, "vocab_size": self._vocab}
-        write(folder, config, self.tensors())
+        return config | {"num_hidden_layers": self._source.layers, "num_nextn_predict_layers": 1, "vocab_size": self._vocab}
+
+    def save(self, folder: Path) -> None:
+        write(folder, self.config(), self.tensors())

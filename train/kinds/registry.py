@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from forerun.train.kinds.begun import go_on
 from forerun.train.shards import Record
 from forerun.train.taps import Taps
 
@@ -68,6 +67,10 @@ class Draft(Protocol):
         begins anew has none."""
         ...
 
+    def config(self) -> dict[str, Any]:
+        """What `save` writes as config.json. A head that goes on from a folder must be described alike there."""
+        ...
+
     def save(self, folder: Path) -> None:
         """Write a folder that `--speculator` and other programs can load."""
         ...
@@ -81,10 +84,11 @@ def open_kind(kind: str, asked: argparse.Namespace, setting: Setting) -> Draft:
     """ValueError, with the cure, for options that make no draft, and for `setting.begins` of other ones."""
     draft: Draft = _class(kind).open(asked, setting)
     if setting.begins is not None:
-        tensors = draft.tensors()
-        if not tensors:
+        from forerun.train.kinds.begun import go_on  # imports this file, as the kinds do
+
+        if not draft.tensors():
             raise ValueError(f"--kind {kind} always begins anew: leave out --from")
-        go_on(tensors, setting.begins)
+        go_on(draft, asked, setting.target, setting.begins)
     return draft
 
 

@@ -13,10 +13,12 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from forerun.drafting import fingerprint
+from forerun.engine.drafters.vocabulary import texts
 from forerun.engine.weights import Checkpoint, open_checkpoint
-from forerun.train.kinds.begun import kept_by
 from forerun.train.kinds.model import embedding, store
 from forerun.train.kinds.registry import Setting
 from forerun.train.vocabulary import Vocabulary, choose
@@ -95,8 +97,12 @@ class Source:
         for name, parameter in layer.named_parameters():
             self.begin(parameter, f"model.layers.{self.layers - 1}.{name}")
 
+    def fingerprint(self) -> str:
+        """Of what its ids stand for: a target of equal sizes with another tokenizer is another target."""
+        return fingerprint(texts(self.folder))
+
     def sizes(self) -> dict[str, Any]:
-        """What every head's config.json says of a layer."""
+        """What every head's config.json says of a layer, and of the target whose states it reads."""
         ids = {name: self.config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in self.config}
         return {
             "model_type": "llama",
@@ -110,6 +116,7 @@ class Source:
             "max_position_embeddings": self.reach,
             "tie_word_embeddings": False,
             "torch_dtype": "bfloat16",
+            "tokenizer_fingerprint": self.fingerprint(),
         } | ids
 
 
@@ -193,6 +200,15 @@ def drafted(setting: Setting, vocab: int, size: int) -> Vocabulary:
         raise ValueError(f"--from {setting.begins}: this head guesses tokens that the target does not have: it is of another target")
     written = np.concatenate([record.tokens[record.prompt :] for record in setting.text])
     return Vocabulary(kept, len(kept), float(np.isin(written, kept).mean()), vocab)
+
+
+def kept_by(folder: Path) -> NDArray[np.int64]:
+    """The target ids that the head in `folder` can guess (`d2t`). ValueError for one without a vocabulary of its own."""
+    checkpoint = open_checkpoint(folder)
+    if "d2t" not in checkpoint.names():
+        raise ValueError(f"--from {folder}: this head has no draft vocabulary (d2t): train one anew, without --from")
+    offsets = checkpoint.read("d2t").numpy().astype(np.int64)
+    return offsets + np.arange(len(offsets))
 
 
 def to_draft(vocabulary: Vocabulary) -> Tensor:
