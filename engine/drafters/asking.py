@@ -1,7 +1,8 @@
 """How long asking a drafter that computes takes: by the rows it is asked about, and by what it has not read of them yet.
 
-It reads a whole prompt when it is first asked about a row, and whatever was written since when it was not asked for a while. That is paid
-once, so it must not count as what every ask takes; nor may it be forgotten, where a row ends before it has paid.
+It reads a prompt when it is asked about a row for the first time, and whatever was written since when it was not asked for a while: a
+part at each ask, and it has no guess before it has read all. That is paid once, so it must not count as what every ask takes; nor may it be
+forgotten, where a row ends before it has paid.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ class Asking:
         self._pace, self._read = Pace(), Pace()
 
     def observe(self, rows: int, unread: int, seconds: float) -> None:
-        """An ask about so many rows took so long; `unread`: tokens that it had to catch up with, beyond the usual."""
-        asking = self._pace.seconds(rows)
+        """An ask took so long. `rows`: those that it drafted for; `unread`: tokens that it caught up with, beyond the usual."""
+        asking = self.seconds(rows)
         if not unread:
             self._pace.observe(rows, seconds)
-        elif asking:
+        elif asking or not rows:
             self._read.observe(1, max(seconds - asking, _LEAST * seconds) / unread)
         else:  # the first one: nobody knows what took how long
             self._pace.observe(rows, seconds / 2)

@@ -46,7 +46,7 @@ _LEAST, _MOST = 0.01, 0.99
 @dataclasses.dataclass(eq=False, slots=True)
 class _Source:
     """`place`: among the drafters as they are named. `layers`: where, among the layers that all of them tap, the source's own are.
-    `asking`: how long it takes; `read`: of each row, tokens that were known when it was asked about it last."""
+    `asking`: how long it takes; `read`: of each row, tokens that it has read, as it said when it was asked about it last."""
 
     place: int
     drafter: Guarded
@@ -182,18 +182,31 @@ class Dag:
         terms: Terms,
         asked: list[list[tuple[_Source, Draft]]],
     ) -> None:
-        """Adds what a dear source says about the rows at these places."""
+        """Adds what a dear source says about the rows at these places. Of one that it is still reading it says nothing yet,
+        and nothing is to be learned from that."""
+        about = [rows[i] for i in wanted]
         began = self._clock()
-        asked_about = [rows[i] for i in wanted]
-        drafts = source.drafter.propose(asked_about, _capped([budget[i] for i in wanted], source), terms)
+        before = source.drafter.behind(about)
+        drafts = source.drafter.propose(about, _capped([budget[i] for i in wanted], source), terms)
+        after = source.drafter.behind(about)
         seconds = self._clock() - began
-        source.asking.observe(len(wanted), sum(self._unread(source, asked_about)), seconds)
-        source.read.update((row, self._known.get(row, 0)) for row in asked_about)
         self._chosen += seconds
-        for draft in drafts:
-            source.earned.proposed(survivals(draft.parent, draft.confidence))
-        for i, draft in zip(wanted, drafts, strict=True):
-            asked[i].append((source, draft))
+        read = [then - now for then, now in zip(before, after)]
+        reading = any(now > 0 and part > 0 for now, part in zip(after, read))  # otherwise it will never be done
+        waiting = [reading and now > 0 and not draft.count for now, draft in zip(after, drafts)]
+        self._book(source, waiting, read, seconds, terms)
+        source.read.update((row, self._known.get(row, 0) - now) for row, now in zip(about, after))
+        for i, draft, waits in zip(wanted, drafts, waiting, strict=True):
+            if not waits:
+                source.earned.proposed(survivals(draft.parent, draft.confidence))
+                asked[i].append((source, draft))
+
+    def _book(self, source: _Source, waiting: Sequence[bool], read: Sequence[int], seconds: float, terms: Terms) -> None:
+        """An ask took so long. `waiting`: the rows that have no draft yet; `read`: tokens of each that it read."""
+        caught_up = sum(max(0, part if waits else part - USUAL) for waits, part in zip(waiting, read))
+        drafted, asking = waiting.count(False), source.asking
+        source.earned.took(terms.goodput, min(seconds, asking.seconds(drafted) + asking.reading(caught_up)))
+        asking.observe(drafted, caught_up, seconds)
 
     def forget(self, rows: list[int]) -> None:
         for row in rows:
@@ -254,7 +267,7 @@ class Dag:
             if not nodes and True not in draft.probe:  # the first, as a whole
                 nodes = dict(zip(zip(draft.parent, draft.token), range(draft.count)))
                 if len(nodes) == draft.count:
-                    merged = _Merged(draft.token[:], draft.parent[:], [bit] * draft.count, draft.confidence[:])
+                    merged = _Merged(draft.token[:], draft.parent[:], [bit] * draft.count, draft.confidence[:], merged.probes)
                     continue
                 nodes = {}
             place: list[int] = []

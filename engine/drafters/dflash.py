@@ -105,6 +105,7 @@ class Blocks:
             work_bytes=4 * work,
             attach=self._attach,
             late=self.listener.lacks,
+            behind=self.listener.behind,
         )
 
     def absorb(self, commit: Commit) -> None:

@@ -16,7 +16,7 @@ A drafter with weights has a life before its three verbs:
                            table. It warms up, so that nothing is allocated later. Several drafters may have several pools each.
 
 `absorb` may only store; what costs time waits for `propose`, which is called only when guesses may pay. What a drafter must catch up
-with, it catches up with in bounded parts, and has no guess for a row meanwhile.
+with, it catches up with in bounded parts, and has no guess for a row meanwhile; `needs.behind` says how far it is.
 """
 
 from __future__ import annotations
@@ -232,6 +232,10 @@ def _nothing() -> float:
     return 0.0
 
 
+def _all_read(row: int) -> int:
+    return 0
+
+
 def _no_news() -> list[str]:
     return []
 
@@ -244,7 +248,8 @@ class Needs:
     speculation is off and catch up later from `absorb`ed tokens alone. `weight_bytes`: what it has loaded; `work_bytes`: what its forwards
     take beside their pools. `attach`: called once, with as many pools, before anything is absorbed. `news`: what went wrong inside and was
     survived there, one line each, since it was asked last. `late`: see `Late`; asked in every step. `chosen`: seconds of drafting that it
-    spent by its own choice since it was asked last: it knows what they bring, and weighs that against `Terms.goodput` itself."""
+    spent by its own choice since it was asked last: it knows what they bring, and weighs that against `Terms.goodput` itself. `behind`:
+    tokens of a row that it has to read before it can guess for it; asked right before and behind `propose`, at no other time."""
 
     layers: tuple[int, ...] = ()
     pools: tuple[PoolSpec, ...] = ()
@@ -256,6 +261,7 @@ class Needs:
     news: Callable[[], list[str]] = dataclasses.field(default=_no_news, compare=False)
     late: Callable[[], Late] = dataclasses.field(default=_punctual, compare=False)
     chosen: Callable[[], float] = dataclasses.field(default=_nothing, compare=False)
+    behind: Callable[[int], int] = dataclasses.field(default=_all_read, compare=False)
 
     @property
     def dear(self) -> bool:

@@ -10,7 +10,7 @@ what is done with a commit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -23,8 +23,8 @@ ROWS = 1024
 
 
 class Ear:
-    """`learn`: is told in the end. A commit that continues rows continues them where the last one ended. Where telling what was put off
-    fails, it was about more rows than anybody asked for: `lose` hears of them all, and they are not told of until they begin anew."""
+    """`learn`: is told in the end. A commit that continues rows continues them where the last one ended. Where telling fails,
+    it was about more rows than anybody told of or asked for: `lose` hears of them all, and they are not told of until they begin anew."""
 
     def __init__(self, learn: Callable[[Commit], None], lose: Callable[[Sequence[int]], None]) -> None:
         self._learn, self._lose = learn, lose
@@ -41,7 +41,7 @@ class Ear:
         held = self._rows_held(commit)
         if held is None or 0 in commit.start:
             self.heed()
-            self._learn(commit)
+            self._tell([commit])
             return
         if self._held + held > ROWS or len(self._heard) == STEPS:
             self.heed()
@@ -52,13 +52,19 @@ class Ear:
         """Tell all that was put off."""
         if self._heard:
             heard, self._heard, self._held = self._heard, [], 0
-            try:
-                self._learn(heard[0] if len(heard) == 1 else joined(heard))
-            except Exception:
-                rows = {row for commit in heard for row in commit.rows}
-                self._lost |= rows
-                self._lose(sorted(rows))
-                raise
+            self._tell(heard)
+
+    def lose(self, rows: Collection[int]) -> None:
+        """What is known of these rows is not to be trusted."""
+        self._lost.update(rows)
+        self._lose(sorted(rows))
+
+    def _tell(self, commits: Sequence[Commit]) -> None:
+        try:
+            self._learn(commits[0] if len(commits) == 1 else joined(commits))
+        except Exception:
+            self.lose({row for commit in commits for row in commit.rows})
+            raise
 
     def _rows_held(self, commit: Commit) -> int | None:
         """Feature rows of the step that the commit keeps in memory; None for one that is not to be put off: without a feature row for each

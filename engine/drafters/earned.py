@@ -10,7 +10,9 @@ with the k that is best before verifying is counted. Reading is the row's share 
 asks that it is read for; verifying is what the tolls of the step take of such guesses beside those of the others.
 
 What is not asked is not learned about, so a row that is left out is tried again after a pause that doubles each time in vain, once the
-rounds of all rows have saved what the try costs. Hence a useless source costs a few tries at first and then `EXPLORE` at the most.
+rounds of all rows have saved what the try is expected to cost, and lasts until the source has read the row and guessed for it. What it took
+is spent then; or what was expected, where that is less: a process that was stopped is no price. As long as nobody knows what asking
+takes, one row is tried at a time. Hence a useless source costs a few tries at first and then `EXPLORE` at the most.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ class Load(NamedTuple):
 @dataclasses.dataclass(eq=False, slots=True)
 class _Row:
     """`worth`: mean of `seen` drafts (and the prior); `promised`: what others usually have for it; `left`: rounds until it may be tried
-    although it does not pay; `needed`: what it had to bring when it was tried, −1 = it was not."""
+    although it does not pay; `needed`: what it has to bring for the try that it is in, −1 = it is in none."""
 
     worth: float
     promised: float
@@ -76,6 +78,8 @@ class Earned:
         self._rows: dict[int, _Row] = {}
         self._saved = 0.0
         """tokens that trying may cost"""
+        self._worthy = self._tried = 0
+        """rows of the last round that it was asked about because it was worth it, and for a try"""
         self._shape: list[float] = []
         """survival of its likeliest guess, of the next, …, on average"""
 
@@ -101,29 +105,39 @@ class Earned:
 
     def round(self, load: Load, worth: Sequence[int]) -> list[int]:
         """The places of the rows that the source is asked about in this round: those it is worth it for, and those that are tried."""
-        asked = set(worth)
-        asking = self._asking
+        worthy, asking = set(worth), self._asking
+        asked = worthy | {i for i, number in enumerate(load.rows) if number in self._rows and self._rows[number].needed >= 0.0}
         more = load.goodput * (asking.seconds(len(worth) + 1) - asking.seconds(len(worth)))
-        self._saved = min(SAVED, self._saved + EXPLORE * len(load.rows))
+        self._saved = saved = min(SAVED, self._saved + EXPLORE * len(load.rows))
         if worth:
             self._pause = FIRST_PAUSE
         for i, number in enumerate(load.rows):
             promised = sum(load.promised[i])
             row = self._rows.get(number) or self._open(number, promised)
             row.promised += _STEP * (promised - row.promised)
-            if i in asked:
+            if i in worthy:
                 row.pause = row.left = FIRST_PAUSE
+            elif i in asked:
+                continue
             elif row.left > 0:
                 row.left -= 1
+            elif asked and not asking.seconds(1):
+                continue  # what that takes shows first
             elif promised < row.promised + LEAST_GAIN:  # where others know how the text goes on, everybody does, and nothing is learned
                 cost = more + load.goodput * asking.reading(load.unread[i])
-                if self._saved >= min(cost, SAVED):  # what is dearer than can be saved is owed
-                    self._saved -= cost
+                if saved >= min(cost, SAVED):  # what is dearer than can be saved is owed
+                    saved -= cost
                     asked.add(i)
-                    row.needed = promised + more + self._verifying(load, [row.worth])
+                    row.needed = max(0.0, promised + more + self._verifying(load, [row.worth]))
                     row.left = row.pause
                     row.pause = self._pause = min(2 * row.pause, LONGEST_PAUSE)
+        self._worthy, self._tried = len(worthy), len(asked) - len(worthy)
         return sorted(asked)
+
+    def took(self, goodput: float, seconds: float) -> None:
+        """The ask of this round took so long; what it takes for the rows that are worth it is no part of what tries cost."""
+        if self._tried:
+            self._saved -= goodput * max(0.0, seconds - self._asking.seconds(self._worthy))
 
     def proposed(self, survival: Sequence[float]) -> None:
         """A draft of the source: the survivals of its guesses."""
@@ -155,11 +169,12 @@ class Earned:
         return self.worth(load.rows[place]) - sum(load.promised[place]) - reading
 
     def _verifying(self, load: Load, gains: Sequence[float]) -> float:
-        """Tokens that it takes to verify guesses that bring so many, beside those that others promise."""
+        """Tokens that it takes to verify guesses that bring so many, beside those that others promise; none as long as nobody knows how it
+        spreads them."""
+        if not load.toll or not self._shape:
+            return 0.0
         others = [value for promised in load.promised for value in promised]
         whole = sum(self._shape) or 1.0
-        if not load.toll:
-            return 0.0
         own = [gain * value / whole for gain in gains for value in self._shape]
         return sum(gains) - (profit([*others, *own], load.toll) - profit(others, load.toll))
 

@@ -51,9 +51,16 @@ class Entries:
         self._tapped = len(made.taps) * host.model.hidden
         work = self._room * (made.net.width * COPIES + made.width + made.net.carried) + 2 * rows * scored * made.net.vocab
         work += (STORAGE + 2 * self._room) * self._tapped  # what waits; what is entered, joined and fused
-        late = self.listener.lacks
         self.needs = Needs(
-            made.taps, (made.pool,), most, lazy=False, weight_bytes=made.bytes, work_bytes=4 * work, attach=self._attach, late=late
+            made.taps,
+            (made.pool,),
+            most,
+            lazy=False,
+            weight_bytes=made.bytes,
+            work_bytes=4 * work,
+            attach=self._attach,
+            late=self.listener.lacks,
+            behind=self.listener.behind,
         )
 
     def due(self, rows: Sequence[int], budget: Sequence[int]) -> list[Due]:

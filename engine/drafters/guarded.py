@@ -57,6 +57,14 @@ class Guarded:
             return [Draft.none()] * len(rows)
         return drafts
 
+    def behind(self, rows: Sequence[int]) -> list[int]:
+        """Tokens of each of these rows that it has yet to read: none of rows that are cold, which it never will."""
+        try:
+            return [0 if row in self._cold else self._drafter.needs.behind(row) for row in rows]
+        except Exception as error:
+            self._fail("propose", rows, error)
+            return [0] * len(rows)
+
     def forget(self, rows: list[int]) -> None:
         """Of cold rows as well: of what it failed to be told it may have kept a part."""
         self._cold.difference_update(rows)

@@ -45,6 +45,12 @@ class Listener:
         """The same of what was told, without telling what was put off: it is asked every step."""
         return Late(positions=self.trail.late)
 
+    def behind(self, number: int) -> int:
+        """Entries of a row that can be made and are not. Whoever wants to know drafts."""
+        self.asked()
+        traced = self.trail.get(number)
+        return max(0, self.trail.due(traced)) if traced is not None else 0
+
     def absorb(self, commit: Commit) -> None:
         self._quiet += 1
         self._ear.hear(commit)
@@ -72,12 +78,17 @@ class Listener:
         self.trail.shed()
 
     def _enter_excess(self) -> None:
-        """The oldest of the rows with most first."""
+        """The oldest of the rows with most first. They need not be those that were told of, so one that this fails at is lost by name: its
+        features are taken, and nobody wrote what they were taken for."""
         count = self.trail.excess
         for traced in reversed(self.trail.behind()):
             # Where entries have successors the newest stays: the next draft begins with what is made of it.
             part = min(count, self.trail.due(traced) - self.trail.successor)
             while part > 0:
                 taken = min(part, CATCH_UP)
-                self._enter(traced, taken)
+                try:
+                    self._enter(traced, taken)
+                except Exception:
+                    self._ear.lose([traced.row.number])
+                    raise
                 part, count = part - taken, count - taken

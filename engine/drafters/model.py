@@ -109,7 +109,14 @@ class Companion:
         self._rows: dict[int, _Known] = {}
         rows = host.start.max_rows
         work = (CATCH_UP + 2 * rows) * model.width * COPIES + rows * (2 * model.vocab + self._vocab)
-        self.needs = Needs(pools=(model.pool,), most=most, weight_bytes=model.weight_bytes, work_bytes=4 * work, attach=self._attach)
+        self.needs = Needs(
+            pools=(model.pool,),
+            most=most,
+            weight_bytes=model.weight_bytes,
+            work_bytes=4 * work,
+            attach=self._attach,
+            behind=self._behind,
+        )
 
     @classmethod
     def open(cls, value: str, setting: Setting) -> Companion:
@@ -223,17 +230,25 @@ class Companion:
         """Rows that can be guessed for: heard of, not longer than the model's reach, and with pages for all of their tokens."""
         able: list[tuple[_Known, int]] = []
         for number, most in zip(rows, budget):
-            known = self._rows.get(number)
-            if known is None or most < 1:
-                continue
-            row = known.row
-            if len(row.tokens) > min(self._model.max_tokens, self._table.reach(number)):
-                continue
-            if row.computed < 0:
-                row.computed = self._held.open(number, row.tokens)
-            row.computed = min(row.computed, len(row.tokens) - 1)
-            able.append((known, most))
+            known = self._reached(number) if most > 0 else None
+            if known is not None:
+                known.row.computed = min(known.row.computed, len(known.row.tokens) - 1)
+                able.append((known, most))
         return able
+
+    def _reached(self, number: int) -> _Known | None:
+        """A row that can be guessed for, once it is read; what of it is there already has been looked up then."""
+        known = self._rows.get(number)
+        if known is None or len(known.row.tokens) > min(self._model.max_tokens, self._table.reach(number)):
+            return None
+        if known.row.computed < 0:
+            known.row.computed = self._held.open(number, known.row.tokens)
+        return known
+
+    def _behind(self, number: int) -> int:
+        """Tokens of a row that it has to read."""
+        known = self._reached(number)
+        return len(known.row.tokens) - known.row.computed if known is not None else 0
 
     def _batch(self, feeds: Sequence[tuple[int, int, list[int]]], growing: Sequence[_Growing]) -> Batch:
         ends = {one.known.row.number for one in growing}

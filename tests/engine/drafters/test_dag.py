@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given
@@ -13,7 +15,10 @@ from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Terms
 from forerun.engine.drafters.registry import Setting, open_drafter
 from forerun.engine.errors import StartError
 from forerun.messages import Admit, Feed, SamplingParams, StepPlan
+from tests.engine.drafters.companions import companion
 from tests.engine.drafters.test_draft import trees
+from tests.engine.drafters.test_model import hear, place
+from tests.engine.test_identity import prompt_of
 from tests.engine.tiny import tiny_engine
 
 POOL = PoolSpec(1, 1, 16, torch.float32)
@@ -75,6 +80,14 @@ def test_agreement_is_worth_more() -> None:
     draft = Dag([Fixed(Draft.chain([1, 2], [0.5, 0.5])), Fixed(Draft([1, 3], [-1, -1], [0.5, 0.5], [False] * 2))], 9).propose([0], [9])[0]
     confidence = dict(zip(draft.token, draft.confidence))
     assert confidence[1] > confidence[3] == confidence[2] == pytest.approx(0.5, abs=0.1)
+
+
+def test_probes_of_one_source_and_guesses_of_another() -> None:
+    """Whichever of them is named first."""
+    probes, guesses = Fixed(Draft([5, 6], [-1, 0], [0.5, 0.5], [True, True])), Fixed(Draft.chain([1, 2]))
+    for sources in ([probes, guesses], [guesses, probes]):
+        (draft,) = Dag(sources, 8).propose([0], [8])
+        assert draft.token == [1, 2, 5, 6] and draft.parent == [-1, 0, -1, 2] and draft.probe == [False, False, True, True]
 
 
 def test_of_guesses_of_a_kind_the_surer_stays_the_surer() -> None:
@@ -221,26 +234,35 @@ def test_a_source_is_asked_only_if_its_guesses_are_worth_being_verified(row_cost
 
 
 class Reader(Expert):
-    """Reads what it has not read before it guesses: twenty tokens in a millisecond."""
+    """Reads what it has not read before it guesses: twenty tokens in a millisecond, so many a call, and has no guess meanwhile."""
 
-    def __init__(self, clock: Clock, good: set[int], right: int) -> None:
+    def __init__(self, clock: Clock, good: set[int], right: int, part: int) -> None:
         super().__init__(clock, 0.001, good, right)
         self.unread: dict[int, int] = {}
+        self.part = part
+        self.needs = dataclasses.replace(self.needs, behind=self.unread.__getitem__)
 
     def absorb(self, commit: Commit) -> None:
         for row, tokens in zip(commit.rows, commit.tokens):
             self.unread[row] = self.unread.get(row, 0) + len(tokens)
 
     def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
-        self.clock.now += sum(self.unread.pop(row, 0) for row in rows) / 20e3
-        return super().propose(rows, budget, terms)
+        drafts, left = super().propose(rows, budget, terms), self.part
+        for i, row in enumerate(rows):
+            read = min(left, self.unread[row])
+            left -= read
+            self.clock.now += read / 20e3
+            self.unread[row] -= read
+            drafts[i] = Draft.none() if self.unread[row] else drafts[i]
+        return drafts
 
 
+@pytest.mark.parametrize("part", [128, 2001])
 @pytest.mark.parametrize("right", [0, 1, 4])
-def test_prompts_are_not_read_for_rows_that_end_before_it_pays(right: int) -> None:
+def test_prompts_are_not_read_for_rows_that_end_before_it_pays(right: int, part: int) -> None:
     """Prompts of 2,000 tokens take as long as ten steps, and each row has eight."""
     clock = Clock()
-    reader = Reader(clock, set(range(200)), right)
+    reader = Reader(clock, set(range(200)), right, part)
     dag = Dag([Fixed(), reader], 8, clock=clock)
     tokens = 0.0
     for row in range(200):
@@ -248,6 +270,37 @@ def test_prompts_are_not_read_for_rows_that_end_before_it_pays(right: int) -> No
         tokens += serve(dag, clock, [row], 8, 0.010, goodput=100.0, prompt=2000) * (clock.now - began)
         dag.forget([row])
     assert tokens / clock.now > 0.97 / 0.010
+
+
+@pytest.mark.parametrize("part", [64, 2001])
+def test_a_long_prompt_is_read_to_its_end_where_that_pays(part: int) -> None:
+    """No guesses before that say nothing about those that come, and what it takes is learned from the part that was read."""
+    clock = Clock()
+    reader = Reader(clock, {0}, 4, part)
+    dag = Dag([Fixed(), reader], 8, clock=clock)
+    serve(dag, clock, [0], 400, 0.010, goodput=20.0, prompt=2000)
+    assert len(reader.asked) == 400
+    if part < 2000:
+        assert dag._sources[-1].asking.reading(1000) == pytest.approx(0.050, rel=0.4)
+    assert dag._sources[-1].asking.seconds(1) == pytest.approx(0.001, rel=0.4)
+
+
+def test_of_a_row_that_is_never_read_the_source_learns_that_nothing_comes() -> None:
+    """It says that it is behind, and does nothing about it: it cannot."""
+    clock = Clock()
+    reader = Reader(clock, {0}, 4, 0)
+    serve(Dag([Fixed(), reader], 8, clock=clock), clock, [0], 400, 0.010, goodput=20.0, prompt=2000)
+    assert len(reader.asked) < 60
+
+
+def test_a_draft_model_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.engine.drafters.model.CATCH_UP", 40)
+    model = companion()
+    dag = Dag([model, Fixed()], 8)
+    place(dag)  # type: ignore[arg-type]
+    hear(dag, prompt_of(2, 95), 0, 95)  # type: ignore[arg-type]
+    found = [(dag.propose([0], [4])[0].count > 0, model.needs.behind(0)) for _ in range(3)]
+    assert found == [(False, 55), (False, 15), (True, 0)]
 
 
 def test_rows_that_come_later_profit_from_what_was_learned() -> None:

@@ -115,6 +115,21 @@ def test_what_went_astray_is_lost_row_by_row_and_nobody_is_told_the_rest() -> No
     assert book.rows.keys() == {0, 4, 5} and len(book.rows[0][0]) == 3
 
 
+def test_what_is_told_at_once_goes_astray_in_the_same_way() -> None:
+    book = Book()
+    listener = Ear(book.learn, book.lose)
+    listener.hear(step({2: (0, 3)}))
+    book.trouble = True
+    with pytest.raises(RuntimeError):
+        listener.hear(step({0: (0, 3), 1: (0, 2)}))
+    book.trouble = False
+    listener.hear(step({0: (3, 1), 2: (3, 1)}))
+    listener.heed()
+    assert book.rows.keys() == {2} and len(book.rows[2][0]) == 4
+    listener.hear(step({0: (0, 2)}))
+    assert book.rows.keys() == {0, 2}
+
+
 def test_what_is_put_off_holds_little_memory() -> None:
     """Also where most of a step came to nothing; and a step that is large by itself is told at once."""
     book = Book()

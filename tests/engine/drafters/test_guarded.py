@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -82,6 +83,17 @@ def test_a_row_that_it_failed_at_is_cold_until_it_begins_anew() -> None:
     guarded.propose([1], [2])
     guarded.forget([1])
     assert guarded.propose([1], [2])[0].count == 2 and guarded.failures.count == 2
+
+
+def test_how_far_it_is_behind_is_nothing_where_it_failed() -> None:
+    drafter = Faulty("propose", times=1)
+    drafter.needs = dataclasses.replace(drafter.needs, behind={1: 5, 2: 7}.__getitem__)
+    guarded = Guarded(drafter, "a drafter")
+    assert guarded.behind([2, 1]) == [7, 5]
+    guarded.propose([1], [2])
+    assert guarded.behind([2, 1]) == [7, 0] and guarded.failures.count == 1
+    assert guarded.behind([3, 2]) == [0, 0] and guarded.failures.count == 2, "a failure to say is one as well"
+    assert guarded.behind([2, 1]) == [0, 0]
 
 
 def test_news_are_told_once() -> None:
