@@ -303,6 +303,17 @@ def test_a_draft_model_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> No
     assert found == [(False, 55), (False, 15), (True, 0)]
 
 
+def test_a_source_that_was_stopped_once_is_tried_as_if_it_had_not_been() -> None:
+    """A second in its first ask, three milliseconds in the others; and those are paid for, in rounds without."""
+    clock = Clock()
+    expert = Expert(clock, 1.0, set())
+    dag = Dag([Fixed(), expert], 8, clock=clock)
+    serve(dag, clock, [0], 1, 0.010, goodput=500.0)
+    expert.seconds = 0.003
+    serve(dag, clock, [0], 3000, 0.010, goodput=500.0)
+    assert 10 < len(expert.asked) < 30
+
+
 def test_rows_that_come_later_profit_from_what_was_learned() -> None:
     """A source that was useless for many rows is not tried anew on each."""
     clock = Clock()
