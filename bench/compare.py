@@ -27,6 +27,7 @@ from forerun.bench.policies import (
 from forerun.bench.scenarios import fresh, replayed, scenarios
 from forerun.bench.simulate import Outcome, Scenario, simulate
 from forerun.bench.template import chat_form
+from forerun.bench.unforeseen import unforeseen
 from forerun.router.controller.price import Price
 from forerun.router.controller.simple import Aimd
 
@@ -124,6 +125,15 @@ def summary(results: Sequence[Result]) -> list[str]:
     return lines
 
 
+def _chosen(options: argparse.Namespace) -> Iterator[Scenario]:
+    if options.unforeseen:
+        return unforeseen(options.unforeseen, options.seed)
+    if not options.answers:
+        return scenarios(options.tokens)
+    answers = replay.load(options.answers)
+    return fresh(answers, options.drafter, options.each) if options.each else replayed(answers, options.drafter)
+
+
 def main(argv: Sequence[str]) -> int:
     """`forerun bench simulate`: all scenarios, a table, and with --plot a picture. Or, with --record, answers for later."""
     parser = argparse.ArgumentParser(prog="forerun bench simulate", description=__doc__)
@@ -131,6 +141,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="scenarios whose name has this in it")
     parser.add_argument("--others", action="store_true", help="also the policies of other systems")
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="where pictures go")
+    parser.add_argument("--unforeseen", type=int, default=0, metavar="N", help="N scenarios drawn from --seed instead of those chosen here")
+    parser.add_argument("--seed", type=int, default=0, help="of --unforeseen (default: %(default)s)")
     parser.add_argument("--answers", type=Path, metavar="FILE", help="replay these recorded answers instead of drawn ones")
     parser.add_argument(
         "--each",
@@ -154,12 +166,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     families = [fixed, others] if options.others else [fixed]
     results = []
-    chosen = scenarios(options.tokens)
-    if options.answers:
-        answers = replay.load(options.answers)
-        chosen = fresh(answers, options.drafter, options.each) if options.each else replayed(answers, options.drafter)
     print(HEADER)
-    for result in run((scenario for scenario in chosen if options.only in scenario.name), families):
+    for result in run((scenario for scenario in _chosen(options) if options.only in scenario.name), families):
         results.append(result)
         print(row(result), flush=True)
     if results:

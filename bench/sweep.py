@@ -18,7 +18,7 @@ from forerun.bench.workloads import Workload
 
 NEVER_LOSES = 0.98
 """of the speed without guesses, at every point"""
-ENOUGH = 1.75
+ENOUGH = 2.0
 """prompts a stream from which a match is long enough to leave out how it starts"""
 
 

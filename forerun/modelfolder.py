@@ -106,7 +106,7 @@ def text_of(path: Path) -> str | None:
 def object_of(path: Path) -> dict[str, Any]:
     """The JSON object in a file, an empty one where there is no file or another value in it. Raises Unreadable."""
     try:
-        found = json.loads(text_of(path) or "{}")
+        found = {} if (text := text_of(path)) is None else json.loads(text)
     except (ValueError, RecursionError) as wrong:
         raise Unreadable(f"{path} cannot be read as JSON ({wrong}): fetch the model again") from None
     return found if isinstance(found, dict) else {}

@@ -11,6 +11,7 @@ once wrong does not stay so where every step has prompts. Knows no clock: it is 
 from __future__ import annotations
 
 from forerun.messages import Ready
+from forerun.router.standstill import Standstill
 
 _DEFAULT_SECONDS = 0.1
 _DEFAULT_STEPS = 4
@@ -22,9 +23,6 @@ _SWING = 4.0
 """the cost of a row stays within this factor of what was measured at start"""
 _SURPRISE = 2.0
 """a step counts as no longer or shorter than expected by more than this factor"""
-_ABSURD = 4.0
-"""A step that took so many times what was expected, alone among others, does not count at all: a process that is stopped now and then
-cannot choke prefill."""
 _LEAST = 8
 """tokens a step always has for prompts: a bound that cannot be kept must not stop them"""
 
@@ -37,8 +35,7 @@ class Pace:
         self._start = self._per_row = (full - plain) / max(ready.max_step_tokens - 1, 1)
         self._base = max(0.0, plain - self._per_row)
         self._plain = plain
-        self._absurd = False
-        """the last step took out of all proportion"""
+        self._standstill = Standstill()
         self._bound = None if max_inter_token_ms is None else max_inter_token_ms / 1e3
 
     @property
@@ -64,8 +61,7 @@ class Pace:
         if not self._known or seconds <= 0:
             return
         expected = self._base + (streams + more) * self._per_row
-        before, self._absurd = self._absurd, seconds > _ABSURD * expected
-        if self._absurd and not before:
+        if self._standstill.saw(seconds, expected):  # a process that is stopped now and then cannot choke prefill
             return
         surprise = min(max(seconds / expected, 1 / _SURPRISE), _SURPRISE) - 1
         if more == 0:

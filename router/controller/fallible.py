@@ -1,7 +1,7 @@
 """A controller that may fail: what it raises costs guesses, and never a plan or a token.
 
 What it is asked and told stands between the queue and the worker, and between a result and the streams. So it is not trusted: after a fault
-another one begins where it began, and after enough of them nobody guesses any more.
+another one begins where it began, and after enough of them nobody guesses any more. A fault is forgotten after many steps without another.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from forerun.router.guesses import Allowance, Controller, Round, Snapshot, no_gu
 from forerun.router.request import Sequence
 
 MOST_FAILURES = 3
+FORGOTTEN = 100_000
+"""steps without a fault after which those before do not count any more"""
 
 _log = structlog.get_logger("forerun.router")
 
@@ -28,6 +30,8 @@ class Fallible:
         self._controller = make()
         self._profile: Profile | None = None
         self._failures = 0
+        self._well = 0
+        """steps since the last fault"""
 
     def __call__(self, sequences: list[Sequence]) -> Allowance | None:
         try:
@@ -43,6 +47,7 @@ class Fallible:
             self._begin_anew()
 
     def stepped(self, round: Round) -> None:
+        self._well += 1
         try:
             self._controller.stepped(round)
         except Exception:
@@ -71,14 +76,15 @@ class Fallible:
 
     def _begin_anew(self) -> None:
         """Called where the fault is caught."""
-        self._failures += 1
+        self._failures = 1 if self._well > FORGOTTEN else self._failures + 1
+        self._well = 0
         enough = self._failures >= MOST_FAILURES
-        after = "there are no guesses any more" if enough else "another one begins"
-        _log.exception(f"The controller of guesses failed; answers go on, {after}")
+        after = "without guesses until the server is restarted" if enough else "and another one begins"
+        _log.exception(f"The controller of guesses failed: please report this. Answers go on, {after}")
         try:
             self._controller = no_guesses if enough else self._make()
             if self._profile is not None:
                 self._controller.profiled(self._profile)
         except Exception:
-            _log.exception("No other controller could be made; there are no guesses any more")
+            _log.exception("No other controller could be made: answers go on without guesses until the server is restarted")
             self._controller = no_guesses

@@ -22,6 +22,7 @@ from forerun.router.controller.weight import weights
 from forerun.router.controller.yields import Curiosity, Honesty, Mean, Yield
 from forerun.router.guesses import Allowance, Round, Snapshot
 from forerun.router.request import Sequence
+from forerun.router.standstill import Standstill
 
 LARGEST_STEP = 2048
 """rows up to which costs are looked up; a step with more costs in proportion"""
@@ -44,14 +45,12 @@ REST, PATIENCE = 4, 8
 about, up to a round for every so many sequences goes by before it is decided again: one more after every so many decisions in vain."""
 CROWD = 8
 """Sequences beyond which guesses must be sure to pay: what a step takes longer than expected, every sequence of a crowd pays for."""
-SHORTFALL, CARE = 0.4, 0.01
+SHORTFALL, CARE, DEAR = 0.4, 0.01, 0.1
 """By how much what is in doubt is worse than expected, on average over good and bad surprises, in standard deviations: φ(0). And the least
-that a crowd's guesses must bring, as a share of its tokens: deciding about them takes that."""
+that a crowd's guesses must bring, as a share of its tokens: deciding about them takes `CARE`, and where a node costs nearly as much as a
+token is worth (`DEAR`, times that price) there is little to win, and step times are not known that well."""
 READ_ASKS = 16
 """asks over which it is spread what a drafter takes to read a sequence that it is asked about for the first time, or after a pause"""
-_ABSURD = 4.0
-"""A step without prompts that took so many times what was expected, alone among others, was stopped, or waited for its processor: nobody
-learns from it."""
 _LATE = 3
 """decisions within which the guesses of a look have landed if they ever do"""
 _SHOWN = 32
@@ -103,8 +102,8 @@ class Price:
         """(sequence, nodes, accepted, expected) of the step that is being told"""
         self._weighing = False
         """the last sequences had priorities"""
-        self._absurd = False
-        """the last step without prompts took out of all proportion"""
+        self._standstill = Standstill()
+        """among steps without prompts"""
         self._prompts = 0
         """prompt tokens of the last step: there may be as many in the next"""
         self._last = Allowance([], 0)
@@ -145,7 +144,7 @@ class Price:
         if round.prefill_tokens:
             return
         forward = round.seconds - round.draft_seconds
-        if self._stood_still(forward, verifying):
+        if self._standstill.saw(forward, verifying):
             return
         if not round.nodes:
             self._seen = self._round
@@ -156,11 +155,6 @@ class Price:
             seconds = min(forward + drafting, (1 + _OUTLIER * costs.usual_surprise) * self._expected)
             if breaker.observe(round.tokens + urgent, seconds, roots, plain) and self._changed:
                 self._changed(_least(roots), breaker.state)
-
-    def _stood_still(self, seconds: float, expected: float) -> bool:
-        """Twice in a row it is how things are."""
-        before, self._absurd = self._absurd, seconds > _ABSURD * expected
-        return self._absurd and not before
 
     def _caught_up(self) -> int:
         """Tokens of the sequences of this step that their drafter had not read, beyond the usual."""
@@ -243,9 +237,7 @@ class Price:
         climb = self._costs.climb(rows, roots, most, plain, hopeful)
         charged = tolls(climb, goodput, self._costs.entry_seconds(rows, roots, read / roots), max(weighed, default=1.0))
         late = [news - USUAL if (news := length - one.told) > USUAL else 0 for length, one in zip(lengths, known)]
-        least = 0.0
-        if roots > CROWD and not hopeful:
-            least = (roots - CROWD) * max(CARE, SHORTFALL * self._costs.doubt(roots, roots + round(nodes)))
+        least = 0.0 if hopeful else self._margin(roots, nodes, charged) / max(weighed, default=1.0)
         self._ask(known, goodput, drafting, late, charged.pays(BEST), least)
         for length, one in zip(lengths, known):
             if one.asked:
@@ -259,6 +251,12 @@ class Price:
         least = charged.least * discount / max(weighed, default=1.0)
         self._last = Allowance(guess, total, least, charged.toll[:total], charged.entry, discount, goodput, weighed)
         return self._last
+
+    def _margin(self, roots: int, nodes: float, charged: Tolls) -> float:
+        """Tokens that guesses must bring beyond what they take. Few sequences need none."""
+        beyond = max(0, roots - CROWD)
+        doubt = SHORTFALL * self._costs.doubt(roots, roots + round(nodes)) if beyond else 0.0
+        return beyond * max(CARE, doubt, DEAR * charged.price(roots / 4) * beyond / roots)
 
     def _weigh(self, sequences: list[Sequence], known: list[Yield]) -> list[float]:
         """Set what the guesses of each sequence are worth. Empty: as much as each other's."""

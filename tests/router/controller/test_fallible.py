@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from forerun.messages import Profile, Ready, SamplingParams, Start
-from forerun.router.controller.fallible import MOST_FAILURES, Fallible
+from forerun.router.controller.fallible import FORGOTTEN, MOST_FAILURES, Fallible
 from forerun.router.guesses import Allowance, Controller, Round, Snapshot, no_guesses
 from forerun.router.link import Link
 from forerun.router.policy import Policy
@@ -91,6 +91,15 @@ def test_another_one_takes_over_and_after_enough_faults_none(verb: str) -> None:
     assert controller([sequence()[0]]) is None
     if verb != "profiled":
         assert all(one.profiles == [PROFILE] for one in made), "what the worker measured is known to each of them"
+
+
+def test_faults_of_long_ago_do_not_count() -> None:
+    controller = Fallible(lambda: Broken("forget"))
+    for _ in range(MOST_FAILURES):
+        VERBS["forget"](controller)
+        for _ in range(FORGOTTEN + 1):
+            controller.stepped(ROUND)
+    assert controller([sequence()[0]]) is not None
 
 
 def test_one_that_cannot_be_made_at_first_is_said_and_later_is_done_without() -> None:
