@@ -31,7 +31,7 @@ FLAGS = {"--max-batch-total-tokens": "32768", "--max-total-tokens": "4096"}
 WARM_TOKENS = 48
 TURN_SECONDS = 0.5
 """A step that the end of a turn cuts in two is no lesson to its server (`router/standstill.py`), so turns may be short; but not so short
-that it looks like a slow step: steps with prompts are meant to take a tenth of a second, and only four times that is out of all proportion."""
+that it looks like a slow step: steps with prompts are meant to take a tenth of a second, and less than four times that is believed."""
 STATE = "forerun_speculation_"
 """how the names begin under which a server shows what its drafters and its controller do"""
 
