@@ -29,9 +29,9 @@ from forerun.bench.workloads import Workload
 FLAGS = {"--max-batch-total-tokens": "32768", "--max-total-tokens": "4096"}
 """unless given otherwise"""
 WARM_TOKENS = 48
-TURN_SECONDS = 0.5
-"""A step that the end of a turn cuts in two is no lesson to its server (`router/standstill.py`), so turns may be short; but not so short
-that it looks like a slow step: steps with prompts are meant to take a tenth of a second, and less than four times that is believed."""
+TURN_SECONDS = 1.0
+"""So long that a step which the end of a turn cuts in two is out of all proportion, and no lesson to its server (`router/standstill.py`):
+after turns of a half or a quarter of it, stopped steps passed for slow ones and prompts were read in smaller pieces, most where guesses were."""
 STATE = "forerun_speculation_"
 """how the names begin under which a server shows what its drafters and its controller do"""
 
