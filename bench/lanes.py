@@ -38,6 +38,7 @@ from forerun.bench.speculation import FLAGS, differing
 from forerun.bench.stats import median
 from forerun.bench.steady import Steady
 from forerun.bench.template import chat_form
+from forerun.bench.unheard import Unheard
 from forerun.config import Config, Speculation
 from forerun.engine.build import assemble, leaves_room, open_auto
 from forerun.engine.drafters.registry import Host, Setting, open_drafter
@@ -125,7 +126,7 @@ class Lane:
             return
         ids, most = self._work.prompts[number], math.ceil(share * self._work.tokens)
         params = SamplingParams(seed=0, prompt_tokens=len(ids), max_new_tokens=most, stop_ids=self._work.stop)
-        stream = Stream(Request(str(number), ids, params, self.seconds), params, _Ignored(), list(ids))
+        stream = Stream(Request(str(number), ids, params, self.seconds), params, Unheard(), list(ids))
         self._places[stream] = number
         self.records.append(Record(due=self.seconds, cut=True))
         self._scheduler.add(stream, self.seconds)
@@ -167,19 +168,6 @@ class Lane:
         for number in self._places.values():
             self.records[number].ended = self.seconds
         return self.records
-
-
-class _Ignored:
-    """A TokenStream: what a lane does not hear through events it need not."""
-
-    def tokens(self, run: Run) -> bool:
-        return False
-
-    def end(self, reason: str) -> None:
-        return None
-
-    def fail(self, failure: Failure) -> None:
-        return None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -15,26 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from forerun.bench.machine import Machine
 from forerun.bench.policies import Chance, Choice, Policy
 from forerun.bench.traces import Offer, Track
+from forerun.bench.unheard import Unheard
 from forerun.messages import SamplingParams
 from forerun.router.guesses import Round
-from forerun.router.request import Failure, Request, Run
+from forerun.router.request import Request
 from forerun.router.request import Sequence as Stream
 
 CHUNK = 256
 """prompt tokens of a step"""
-
-
-class _Nobody:
-    """A TokenStream; the simulation does not look at text."""
-
-    def tokens(self, run: Run) -> bool:
-        return False
-
-    def end(self, reason: str) -> None:
-        return None
-
-    def fail(self, failure: Failure) -> None:
-        return None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -133,7 +121,7 @@ class _Simulation:
             self._serial += 1
             params = SamplingParams(0, track.prompt, track.length)
             tokens = [0] * track.prompt
-            stream = Stream(Request(f"s{self._serial}", tokens, params, self._now), params, _Nobody(), tokens)
+            stream = Stream(Request(f"s{self._serial}", tokens, params, self._now), params, Unheard(), tokens)
             self._running.append(Live(track, stream, track.prompt, self._now))
 
     def _step(self) -> None:

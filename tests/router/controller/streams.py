@@ -5,32 +5,20 @@ from __future__ import annotations
 import itertools
 import random
 
+from forerun.bench.unheard import Unheard
 from forerun.engine.drafters.choose import choose
 from forerun.messages import SamplingParams
 from forerun.router.controller.cost import Costs
 from forerun.router.guesses import Allowance, Controller, Round
-from forerun.router.request import Failure, Request, Run, Sequence
+from forerun.router.request import Request, Sequence
 
 COSTS = Costs([(1, 0.006), (4, 0.0063), (8, 0.0068), (16, 0.0105), (32, 0.0185), (64, 0.035)])
-
-
-class Ignored:
-    """A TokenStream that nobody listens to."""
-
-    def tokens(self, run: Run) -> bool:
-        return False
-
-    def end(self, reason: str) -> None:
-        return None
-
-    def fail(self, failure: Failure) -> None:
-        return None
 
 
 def sequence(tokens: int = 50, speculate: int | None = None) -> Sequence:
     params = SamplingParams(0, tokens, 1000)
     request = Request("r", [0] * tokens, params, 0.0, speculate=speculate)
-    return Sequence(request, params, Ignored(), [0] * tokens)
+    return Sequence(request, params, Unheard(), [0] * tokens)
 
 
 class World:
