@@ -101,6 +101,9 @@ def survived(spec: str, faults: list[int], caplog: pytest.LogCaptureFixture, shy
     front.shy = shy
     served(front)
     front.shy = False
+    for _ in range(8):  # a drafter of few calls comes to its faults later
+        if faulty.raised < len(faults):
+            served(front)
     assert served(front) > 0, "rows that begin anew are guessed for"
     assert faulty.raised == len(faults)
     assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) == len(faults), "nothing follows from a fault"

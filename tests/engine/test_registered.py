@@ -61,8 +61,8 @@ class Watched:
         return drafts
 
     def forget(self, rows: list[int]) -> None:
+        self.rows -= set(rows)  # if it fails at that, what it kept goes when the number begins anew
         self._drafter.forget(rows)
-        self.rows -= set(rows)
 
 
 @functools.cache
