@@ -1,7 +1,7 @@
 """Which servers `bench peers` sets side by side, how each is started and spoken to, and which are not installed here.
 
-A peer is a folder under `.peers/`, made by `tools/peers.sh NAME`. Slots and contexts are what serves 16 streams best on the machine; prompt
-caches are off everywhere, because the same prompts come again in every round.
+A peer is a folder under `.peers/`, made by `tools/peers.sh NAME`, which leaves a file `ready` in it. Slots and contexts are what serves 16
+streams best on the machine; prompt caches are off everywhere, because the same prompts come again in every round.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def entrants(model_id: str, peers: Path, flags: Sequence[str] = ()) -> tuple[lis
         else:
             skipped.append(f"skipped: llama.cpp {kind} is not there (tools/peers.sh llama.cpp)")
     python = peers / "vllm/venv/bin/python"
-    if python.is_file():
+    if (peers / "vllm/ready").is_file():
         found.append(Entrant("vLLM", "bf16", "bf16", _vllm(python, model_id), "openai", model_id))
     else:
         skipped.append("skipped: vLLM is not there (tools/peers.sh vllm)")

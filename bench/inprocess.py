@@ -29,10 +29,10 @@ class Indoors:
 
 
 def files(peers: Path) -> tuple[Path, dict[str, Path]]:
-    """OpenVINO's Python, and the model file for each kind of weights that is there."""
+    """OpenVINO's Python, and the model file for each kind of weights that is there; none where OpenVINO is not."""
     python = peers / "openvino/venv/bin/python"
     found = {weights: peers / "llama.cpp/models" / f"{kind}.gguf" for weights, (kind, _) in KINDS.items()}
-    return python, {weights: file for weights, file in found.items() if python.is_file() and file.is_file()}
+    return python, {weights: file for weights, file in found.items() if (peers / "openvino/ready").is_file() and file.is_file()}
 
 
 async def measure(model_id: str, peers: Path, rounds: int, say: Callable[[str], None], kinds: Sequence[str] = ("bf16",)) -> list[Indoors]:

@@ -99,4 +99,5 @@ vllm) vllm ;;
     exit 2
     ;;
 esac
+touch "$ROOT/.peers/$1/ready" # an environment is there long before what belongs into it
 say "$1 is ready"

@@ -61,4 +61,6 @@ def test_only_what_is_installed(tmp_path: Path) -> None:
         path = tmp_path / name
         path.parent.mkdir(parents=True)
         path.touch()
+    assert files(tmp_path)[1] == {}, "an environment without what belongs into it"
+    (tmp_path / "openvino/ready").touch()
     assert list(files(tmp_path)[1]) == ["8 bits"]

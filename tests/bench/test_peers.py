@@ -90,6 +90,8 @@ def test_peers_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         path = tmp_path / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
+    assert "vLLM" not in {one.server for one in entrants("model", tmp_path)[0]}, "an environment without what belongs into it"
+    (tmp_path / "vllm/ready").touch()
     found, skipped = entrants("model", tmp_path, ["--threads", "2"])
     assert [one.name for one in found[3:]] == ["llama.cpp q8_0 t3", "llama.cpp q8_0 t2", "vLLM bf16"]
     assert all("PORT" in one.program.words for one in found)
