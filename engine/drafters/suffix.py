@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from heapq import heappop, heappush, heapreplace
+from typing import NamedTuple
 
 from forerun.engine.drafters.calibration import Calibration
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Terms
@@ -57,10 +58,29 @@ _Waiting = tuple[float, int, int, int, int, list[Match], int]
 """(−survival, order, token, parent, cell, the matches that agree so far, depth): a node that may be next"""
 
 
-def _cells() -> list[float]:
+def cells() -> list[float]:
     """The prior of each cell: (source, votes, first level or deeper, bucket of length)."""
     kinds = [kind for source in _PRIOR for kind in source]
     return [min(1 - (1 - first) * shrink**bucket, 0.98) for first, shrink in kinds for _ in range(2) for bucket in range(_BUCKETS)]
+
+
+class Texts(NamedTuple):
+    """What is looked up and how: see `Suffix`."""
+
+    most: int = MOST
+    tree: bool = True
+    shared: bool = True
+    shared_tokens: int = SHARED_TOKENS
+    own_tokens: int = LOCAL_TOKENS
+
+    @staticmethod
+    def read(value: str, setting: Setting) -> Texts:
+        """`value`: words joined by commas. `private`: do not learn from others' answers. `chain`: no siblings."""
+        words = {word for word in value.split(",") if word}
+        if unknown := words - {"private", "chain"}:
+            raise StartError(f"speculator suffix does not know {', '.join(sorted(unknown))}", "use suffix, suffix=private or suffix=chain")
+        tree, shared = setting.tree and "chain" not in words, "private" not in words
+        return Texts(setting.nodes or MOST, tree, shared, SHARED_TOKENS, LOCAL_TOKENS)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -72,24 +92,29 @@ class _Row:
 
 class Suffix:
     """`most`: nodes of a draft. `tree`: draw siblings, not only the likeliest path. `shared`: learn from the answers of others of the same
-    scope (their text can be guessed at, never seen: a wrong guess costs time and changes nothing; but time can be measured)."""
+    scope (their text can be guessed at, never seen: a wrong guess costs time and changes nothing; but time can be measured).
+    `shared_tokens`: that are searched of those in each scope; `own_tokens`: of a sequence."""
 
-    def __init__(self, most: int = MOST, tree: bool = True, shared: bool = True, shared_tokens: int = SHARED_TOKENS) -> None:
+    def __init__(
+        self,
+        most: int = MOST,
+        tree: bool = True,
+        shared: bool = True,
+        shared_tokens: int = SHARED_TOKENS,
+        own_tokens: int = LOCAL_TOKENS,
+    ) -> None:
         self.needs = Needs(most=most, lazy=True)
-        self.calibration = Calibration(_cells())
+        self.calibration = Calibration(cells())
         self._tree = tree
         self._shares = shared
-        self._shared_tokens = shared_tokens
+        self._shared_tokens, self._own_tokens = shared_tokens, own_tokens
         self._shared: dict[str, History] = {}
         self._rows: dict[int, _Row] = {}
 
     @classmethod
     def open(cls, value: str, setting: Setting) -> Suffix:
-        """`value`: words joined by commas. `private`: do not learn from others' answers. `chain`: no siblings."""
-        words = {word for word in value.split(",") if word}
-        if unknown := words - {"private", "chain"}:
-            raise StartError(f"speculator suffix does not know {', '.join(sorted(unknown))}", "use suffix, suffix=private or suffix=chain")
-        return cls(setting.nodes or MOST, setting.tree and "chain" not in words, "private" not in words, SHARED_TOKENS)
+        """`value`: as `Texts.read` has it."""
+        return cls(*Texts.read(value, setting))
 
     def absorb(self, commit: Commit) -> None:
         for i, number in enumerate(commit.rows):
@@ -115,7 +140,7 @@ class Suffix:
     def _open(self, commit: Commit, i: int) -> _Row:
         prompt = commit.prompt[i] if commit.prompt else len(commit.tokens[i])
         scope = commit.scope[i] if commit.scope else ""
-        return _Row(History(LOCAL_TOKENS, 2 * len(commit.tokens[i])), prompt, scope)
+        return _Row(History(self._own_tokens, 2 * len(commit.tokens[i])), prompt, scope)
 
     def _share(self, row: _Row) -> None:
         """The answer of a row that has ended is remembered for others. The scope that was written to longest ago makes room."""
@@ -227,7 +252,7 @@ def _branch(
             vote = _SOLE if n == 1 else _ALL
         kind = _FIRST_CELL[source][vote][deep] + _BUCKET[depth - length]
         alive = survival * rate[kind]
-        if alive < least:
+        if alive <= least:
             count += 1
             heappush(waiting, (alive, count, guess, at, kind, voters, depth + 1))
     return count

@@ -151,16 +151,16 @@ def _objects(cxx: str, machine: str, folder: Path, flags: tuple[str, ...] = (), 
     jobs = [((*COMMON, *extra, *flags, f"-DFR_ISA={isa}"), HERE / "isa.cpp", folder / f"{isa}.o") for isa, extra in forms]
     jobs += [((*COMMON, *flags), HERE / name, folder / f"{name}.o") for name in (*SOURCES[1:], *more)]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda job: _run([cxx, *job[0], "-c", str(job[1]), "-o", str(job[2])]), jobs))
+        list(pool.map(lambda job: run([cxx, *job[0], "-c", str(job[1]), "-o", str(job[2])]), jobs))
     return [job[2] for job in jobs]
 
 
 def _link(cxx: str, objects: list[Path], flags: tuple[str, ...], target: Path) -> Path:
-    _run([cxx, "-pthread", *flags, *map(str, objects), "-o", str(target)])
+    run([cxx, "-pthread", *flags, *map(str, objects), "-o", str(target)])
     return target
 
 
-def _run(command: list[str]) -> None:
+def run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(f"{' '.join(command)} failed:\n{done.stderr}")

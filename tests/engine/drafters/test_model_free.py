@@ -209,9 +209,8 @@ class TestSuffix:
         assert set(asked(drafter, [7, 3, 8, 9, 1, 2, 3]).token) == {8, 9, 1, 2, 3, 60, 61}
         assert 60 not in asked(drafter, [1, 2, 3, 8, 9, 1, 2, 3]).token
 
-    def test_a_long_text_is_forgotten_at_its_start(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(suffix, "LOCAL_TOKENS", 100)
-        drafter = Suffix(8)
+    def test_a_long_text_is_forgotten_at_its_start(self) -> None:
+        drafter = Suffix(8, own_tokens=100)
         text = list(range(1000))
         read(drafter, text, [500, 1000], guess=4)
         assert drafter._rows[0].history.held <= 2 * 100 + 500

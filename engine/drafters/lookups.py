@@ -1,0 +1,147 @@
+"""`suffix` and `suffix+grams` in one call a step: what `suffix.py`, `grams.py` and `dag.py` say, in C++ (`kernels/lookup/lookup.h`).
+
+A plain step of a small model takes four milliseconds, and look-ups took a quarter of one: not for what they compute, but because a forward
+reads all weights and leaves nothing of the interpreter's own code in the caches. So what became true is only written down, as words on a
+tape, and the tape is played with the next question. The drafts are those of the Python forms, bit by bit: these say what is right, and
+serve where there is no compiler, and in joins with sources that compute.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import weakref
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from forerun.engine.drafters import dag, grams, suffix
+from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Terms
+from forerun.engine.drafters.history import fresh
+from forerun.engine.drafters.registry import Setting
+from forerun.kernels.cpu.build import BuildError
+from forerun.kernels.lookup.build import build
+
+log = logging.getLogger(__name__)
+
+_BEGIN, _TELL, _FORGET, _PROPOSE = range(4)
+_LONGEST_TAPE = 1 << 14
+"""words that wait for a question"""
+_FAULTS = {1: "a tape of look-ups makes no sense", 2: "out of memory in look-ups"}
+_SLOT = 32
+"""bytes of a context and what follows it"""
+
+
+class _Sources(ctypes.Structure):
+    """`fr_sources` of `kernels/lookup/forerun_lookup.h`."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("tree", "shared", "most_grams", "scopes")),
+        *((name, ctypes.c_int64) for name in ("own_tokens", "shared_tokens", "contexts")),
+        *((name, ctypes.c_void_p) for name in ("rates", "joint", "keys", "tokens", "chances")),
+    )
+
+
+class Lookups:
+    """`library`: has `fr_lookup_…`. `texts`, `table`: what is looked up; without a table, texts alone."""
+
+    def __init__(self, library: Path, texts: suffix.Texts, table: grams.Table | None = None, most_grams: int = grams.MOST) -> None:
+        contexts = len(table.keys) if table else 0
+        self.needs = Needs(most=texts.most, lazy=True, weight_bytes=_SLOT << (contexts * 3 // 2).bit_length() if table else 0)
+        self._joined = table is not None
+        # The interpreter's lock is kept: a call takes a few microseconds, and nobody else would be done with it by then.
+        lib = ctypes.PyDLL(str(library))
+        lib.fr_lookup_open.restype = ctypes.c_void_p
+        lib.fr_lookup_open.argtypes = [ctypes.c_void_p]
+        lib.fr_lookup_close.argtypes = [ctypes.c_void_p]
+        self._run = lib.fr_lookup_run
+        self._run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p, ctypes.c_void_p]
+        self._context = _opened(lib, texts, table, most_grams)
+        weakref.finalize(self, lib.fr_lookup_close, self._context)
+        self._known: dict[int, int] = {}
+        """tokens that were told, by row"""
+        self._tape = array("i")
+        self._nodes, self._confidences = array("i"), array("d")
+
+    @classmethod
+    def open(cls, parts: Sequence[str], setting: Setting) -> Lookups | None:
+        """None for a join of something else, and where there is no library. `parts`: NAME[=VALUE] of each source."""
+        values = {name: value for name, _, value in (part.partition("=") for part in parts)}
+        if list(values) not in (["suffix"], ["suffix", "grams"]) or not setting.native:
+            return None
+        texts = suffix.Texts.read(values["suffix"], setting)
+        table = grams.Table.find(values["grams"], setting) if "grams" in values else None
+        try:
+            return cls(build(), texts, table, min(setting.nodes or grams.MOST, grams.MOST))
+        except BuildError as error:
+            log.warning("look-ups go on in Python and take twice as long: %s", error)
+            return None
+
+    def absorb(self, commit: Commit) -> None:
+        for i, number in enumerate(commit.rows):
+            known = self._known.get(number, 0) if commit.start[i] else 0
+            new = fresh(commit, i, known)
+            words = [_TELL, number, len(new), *new]
+            if not commit.start[i]:
+                tokens = len(commit.tokens[i])
+                scope = commit.scope[i].encode() if commit.scope else b""
+                words = [_BEGIN, number, commit.prompt[i] if commit.prompt else tokens, tokens, len(scope), *scope, *words]
+            self._tape.extend(words)  # all or nothing, whatever happens
+            self._known[number] = known + len(new)
+        if len(self._tape) > _LONGEST_TAPE:
+            self._play([], 0.0)
+
+    def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
+        nodes, confidences = self._nodes, self._confidences
+        most = sum(budget)
+        if most > len(confidences):
+            confidences.extend([0.0] * most)
+            nodes.extend([0] * (3 * most + len(rows)))
+        if len(nodes) < 3 * most + len(rows):
+            nodes.extend([0] * len(rows))
+        self._play([word for row in zip(rows, budget) for word in (_PROPOSE, *row)], max(suffix.LEAST_SURVIVAL, suffix.SLACK * terms.price))
+        drafts: list[Draft] = []
+        at = said = 0
+        for _ in rows:
+            count = nodes[at]
+            tokens, parents, sources = at + 1, at + 1 + count, at + 1 + 2 * count
+            at = sources + count * self._joined
+            token, parent = nodes[tokens:parents].tolist(), nodes[parents:sources].tolist()
+            source = nodes[sources:at].tolist() if self._joined else ()
+            drafts.append(Draft(token, parent, confidences[said : said + count].tolist(), [False] * count, source))
+            said += count
+        return drafts
+
+    def forget(self, rows: list[int]) -> None:
+        self._tape.extend([word for number in rows if number in self._known for word in (_FORGET, number)])
+        for number in rows:
+            self._known.pop(number, None)
+
+    def _play(self, question: Sequence[int], least: float) -> None:
+        """Everything that was written down, and then the question. What is not played stays on the tape, but for the question."""
+        tape = self._tape
+        told = len(tape)
+        tape.extend(question)
+        try:
+            addresses = [part.buffer_info()[0] for part in (tape, self._nodes, self._confidences)]
+            fault = self._run(self._context, addresses[0], len(tape), least, *addresses[1:])
+        except BaseException:
+            del tape[told:]
+            raise
+        del tape[:]
+        if fault:
+            self._known.clear()  # nobody knows how far it came
+            raise RuntimeError(_FAULTS[fault])
+
+
+def _opened(lib: ctypes.CDLL, texts: suffix.Texts, table: grams.Table | None, most_grams: int) -> ctypes.c_void_p:
+    rates, joint = (np.asarray(prior, np.float64) for prior in (suffix.cells(), dag.cells(2)))
+    parts = [np.ascontiguousarray(part) for part in (rates, joint, *((table.keys, table.tokens, table.chances) if table else ()))]
+    numbers = texts.tree, texts.shared, most_grams, suffix.MOST_SCOPES, texts.own_tokens, texts.shared_tokens
+    sources = _Sources(*numbers, len(table.keys) if table else 0, *(part.ctypes.data for part in parts))
+    context = ctypes.c_void_p(lib.fr_lookup_open(ctypes.byref(sources)))
+    if not context.value:
+        raise MemoryError("out of memory for look-ups")
+    return context

@@ -1,0 +1,50 @@
+/* The interface of look-ups: guesses from texts and tables, for all rows of a step in one call.
+ *
+ * What is told and asked is a tape of 32-bit words, read in order. engine/drafters/lookups.py writes it, and what it means is what the
+ * drafters there do that are written in Python.
+ *
+ *   FR_BEGIN    row prompt tokens n scope…   a row begins (anew): so many of its tokens are its client's, so many are expected soon; answers
+ *                                            are shared among rows of equal scope
+ *   FR_TELL     row n token…                 what became true of it
+ *   FR_FORGET   row
+ *   FR_PROPOSE  row most                     at most so many guesses, please
+ *
+ * An answer to FR_PROPOSE, in the order in which they are asked: in `nodes` n, n tokens, n parents (−1 = the root) and, where there is a table,
+ * n sources (bits; 1 = texts, 2 = the table); in `confidences` n numbers. Three words for each guess asked for and one for each row are enough.
+ */
+#ifndef FORERUN_LOOKUP_H
+#define FORERUN_LOOKUP_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { FR_BEGIN, FR_TELL, FR_FORGET, FR_PROPOSE };
+
+/* `tree`: siblings are wanted. `shared`: answers of rows that have ended are remembered for others. The most tokens that are remembered of a
+ * row, and of others' answers in each of so many scopes. `rates`: prior of the 240 kinds of guesses from texts. A table of `contexts` keys, or
+ * 0; [contexts, 4] tokens and chances (of 255), what follows each. `joint`: prior of the 78 kinds of guesses of both together. */
+typedef struct {
+    int32_t tree, shared, most_grams, scopes;
+    int64_t own_tokens, shared_tokens, contexts;
+    const double *rates, *joint;
+    const int64_t* keys;
+    const int32_t* tokens;
+    const uint8_t* chances;
+} fr_sources;
+
+typedef struct fr_lookup fr_lookup;
+
+/* Copies what it needs. Null: out of memory. */
+fr_lookup* fr_lookup_open(const fr_sources* sources);
+void fr_lookup_close(fr_lookup* lookup);
+/* Plays a tape. `least`: survival of a node below which it is not mentioned. 0, or 1: the tape makes no sense from some place on, or 2: out of
+ * memory; then nothing is known of what was told. */
+int32_t fr_lookup_run(fr_lookup* lookup, const int32_t* tape, int64_t length, double least, int32_t* nodes, double* confidences);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
