@@ -48,6 +48,18 @@ def family(pid: int) -> list[int]:
     return [pid, *(member for child in children(pid) for member in family(child))]
 
 
+def idle(pid: int) -> bool:
+    """No thread of the process is running, about to, or reading a disk; so is one that is gone."""
+    try:
+        return not any(_state(task) in "RD" for task in Path(f"/proc/{pid}/task").iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def _state(task: Path) -> str:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
+
+
 def command_line(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").rstrip("\0").split("\0")
 

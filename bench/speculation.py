@@ -29,10 +29,6 @@ from forerun.bench.workloads import Workload
 FLAGS = {"--max-batch-total-tokens": "32768", "--max-total-tokens": "4096"}
 """unless given otherwise"""
 WARM_TOKENS = 48
-TURN_SECONDS = 1.0
-"""So long that a step which the end of a turn cuts in two is out of all proportion, and no lesson to its server
-(`router/standstill.py`): after turns of a half or a quarter of it stopped steps passed for slow ones, and prompts were read in smaller
-pieces, most where guesses were."""
 STATE = "forerun_speculation_"
 """how the names begin under which a server shows what its drafters and its controller do"""
 
@@ -132,7 +128,7 @@ async def take(servers: Sequence[Launched], match: Match, ask: Ask, form: Callab
         return run
 
     before = [Counts.of(await server.metrics()) for server in servers]
-    loads = await in_turns([server.family for server in servers], [put(server) for server in servers], TURN_SECONDS)
+    loads = await in_turns([server.family for server in servers], [put(server) for server in servers])
     after = [Counts.of(await server.metrics()) for server in servers]
     return [(checked(records), now.since(then)) for records, now, then in zip(loads, after, before)]
 

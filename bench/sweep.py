@@ -86,8 +86,9 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Spot:
-    """All matches of one workload at one number of streams; medians, the least and greatest ratio, and the standard error of their mean, as
-    the parts of each match have it."""
+    """All matches of one workload at one number of streams. The ratio of a round is that of all its matches together, so that chance counts
+    for less; `ratio`, `least`, `most`: median, least and greatest of rounds, `doubt`: standard error of their mean, as the parts of matches
+    have it. The others are medians of matches."""
 
     workload: str
     streams: int
@@ -113,8 +114,8 @@ def requests(streams: int) -> int:
 
 
 def matches(streams: int) -> int:
-    """Of a round. A crowd is through with the prompts of a workload in ten seconds."""
-    return 1 if streams <= 16 else 2
+    """Of a round. A crowd is through with the prompts of a workload in three to ten seconds."""
+    return 1 if streams <= 8 else streams // 8
 
 
 LEAST_EACH = 2
@@ -154,17 +155,21 @@ def condense(outcomes: Iterable[Outcome]) -> list[Spot]:
 
 
 def _spot(workload: str, streams: int, group: Sequence[Outcome]) -> Spot:
-    ratios = [one.ratio for one in group]
+    rounds: dict[int, list[tuple[float, float]]] = {}
+    for one in group:
+        rounds.setdefault(one.round, []).extend(one.pairs)
+    ratios = [steady.ratio(pairs) for pairs in rounds.values()]
+    ratio, plain_rate = median(ratios), median(one.plain_rate for one in group)
     return Spot(
         workload,
         streams,
-        len(group),
-        ratio=median(ratios),
+        len(rounds),
+        ratio,
         least=min(ratios),
         most=max(ratios),
-        doubt=math.sqrt(sum(one.doubt**2 for one in group)) / len(group),
-        guessing_rate=median(one.ratio * one.plain_rate for one in group),
-        plain_rate=median(one.plain_rate for one in group),
+        doubt=math.hypot(*(steady.doubt(pairs) for pairs in rounds.values())) / len(rounds),
+        guessing_rate=ratio * plain_rate,
+        plain_rate=plain_rate,
         guesses=median(one.guesses for one in group),
         acceptance=median(one.acceptance for one in group),
         tokens=median(one.tokens for one in group),
@@ -191,7 +196,7 @@ def _counts(spots: Sequence[Spot]) -> list[int]:
 
 
 def _note(spot: Spot) -> str:
-    spread = f" ± {spot.doubt:.3f}" + (f", matches {spot.least:.3f} … {spot.most:.3f}" if spot.rounds > 1 else "")
+    spread = f" ± {spot.doubt:.3f}" + (f", rounds {spot.least:.3f} … {spot.most:.3f}" if spot.rounds > 1 else "")
     return f"{spot.guessing_rate:.0f} of {spot.plain_rate:.0f} tok/s,{spread}"
 
 

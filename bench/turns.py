@@ -2,7 +2,9 @@
 
 The speed of a virtual machine moves by half within ten seconds, so loads that are measured one after the other tell the weather: the same
 steps of one server took 31 and then 52 ms. In turns this short all of them get the same weather. Each has a clock that runs while it does.
-A step that is stopped in the middle looks as long to its server as the others' turns.
+
+A step that is stopped in the middle would look as long to its server as the others' turns. So a turn ends with the first process of a
+server, its front: the others finish what they were given, and are stopped once they have nothing to do.
 """
 
 from __future__ import annotations
@@ -17,7 +19,11 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TypeVar
 
-SECONDS = 1.0
+from forerun.bench import process
+
+SECONDS = 0.25
+FINISH_SECONDS, LOOK_SECONDS = 0.5, 0.001
+"""that the others have to finish, and between two looks whether they did: two in a row are believed"""
 T = TypeVar("T")
 Clock = Callable[[], float]
 
@@ -54,11 +60,13 @@ def _signal(pids: Iterable[int], signum: signal.Signals) -> None:
 
 
 class Turns:
-    """`async with Turns(families) as turns`, each family the process ids of a server. They run again afterwards, all of them."""
+    """`async with Turns(families) as turns`, each family the process ids of a server, its front's first. They run again afterwards, all of
+    them. `idle`: whether a process has nothing to do."""
 
-    def __init__(self, families: Sequence[Sequence[int]], seconds: float = SECONDS) -> None:
+    def __init__(self, families: Sequence[Sequence[int]], seconds: float = SECONDS, idle: Callable[[int], bool] = process.idle) -> None:
         self._families = families
         self._seconds = seconds
+        self._idle = idle
         self._spent = [0.0 for _ in families]
         self._left = [asyncio.Event() for _ in families]
         self._running: tuple[int, float] | None = None
@@ -103,10 +111,18 @@ class Turns:
         self._running = place, time.perf_counter()
         _signal(self._families[place], signal.SIGCONT)
         try:
-            async with asyncio.timeout(self._seconds):
-                await self._left[place].wait()
-        except TimeoutError:
-            pass
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._seconds):
+                    await self._left[place].wait()
+            await self._finish(*self._families[place])
         finally:
             self._spent[place], self._running = self.clock(place)(), None
         _signal(self._families[place], signal.SIGSTOP)  # not where the turns were ended meanwhile: all run then
+
+    async def _finish(self, front: int, *others: int) -> None:
+        """Nobody is given anything new; what was given before is done first."""
+        _signal([front], signal.SIGSTOP)
+        until, idle = time.perf_counter() + FINISH_SECONDS, 0
+        while others and idle < 2 and time.perf_counter() < until:
+            await asyncio.sleep(LOOK_SECONDS)
+            idle = idle + 1 if all(map(self._idle, others)) else 0

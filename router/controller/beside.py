@@ -4,18 +4,27 @@ Whatever it is that guesses cost and the profile does not know, it must not make
 have to beat. So it is learned from steps of both kinds that followed soon on each other, which had the machine in the same mood: where its
 speed moves by half within seconds, nothing else tells the two apart. Each size of a crowd has its own: a sixth of a short step of one
 sequence says nothing of thirty-two, where it would be more than guesses can bring. Logarithms throughout.
+
+What is learned is believed as far as steps are alike: each comparison counts by the noise that steps have just now. And only steps of the
+rarer kind are compared, each with the median of the others before it, so that no step that stands among many of the other kind is counted
+as often as there are of these.
 """
 
 from __future__ import annotations
 
+import math
+
 _CROWDS = 16
 _NEAR, _HELD = 4, 8
 """Steps are compared with at most so many of the other kind, the newest of which is at most so many steps old."""
-_PRIOR, _MEMORY = 2, 12
-"""comparisons that the assumption counts for that guesses cost their rows, and how many are remembered"""
-_CLIP = 0.2
-_SPREAD, _NOISE, _LEAST = 0.1, 0.05, 0.01
-"""standard deviations: of what guesses cost before anything was seen, of a comparison, and what remains at the least"""
+_SPREAD, _DRIFT = 0.06, 0.008
+"""standard deviations: of what guesses cost before anything was seen, and what is added with every comparison"""
+_CLIP = 2.0
+"""standard deviations that one comparison may count for"""
+_LEAST = 0.01
+"""the least noise of a step, and the least doubt that remains"""
+_MEDIAN = math.pi / 2
+"""variance of a median over that of a mean"""
 _LATELY = 1 / 8
 """share of the last step in what steps were lately"""
 
@@ -25,7 +34,7 @@ class Beside:
 
     def __init__(self) -> None:
         self._jump = [0.0] * _CROWDS
-        self._seen = [0] * _CROWDS
+        self._variance = [_SPREAD**2] * _CROWDS
         self._recent: list[tuple[list[float], list[float]]] = [([], []) for _ in range(_CROWDS)]
         """for each crowd, what plain steps and steps with guesses took lately over the profile, oldest first"""
         self._last = [[0, 0] for _ in range(_CROWDS)]
@@ -39,11 +48,11 @@ class Beside:
 
     def doubt(self, sequences: int) -> float:
         """Variance of the jump."""
-        return max(_LEAST**2, 1 / (_SPREAD**-2 + self._seen[crowd_of(sequences)] * _NOISE**-2))
+        return max(_LEAST**2, self._variance[crowd_of(sequences)])
 
-    def compare(self, sequences: int, guessing: bool, excess: float) -> float:
-        """A step that took so much more than its profile says. Returns how much of what it changes was taken for the machine's: where most
-        steps had guesses, the machine was known by these."""
+    def compare(self, sequences: int, guessing: bool, excess: float, noise: float) -> float:
+        """A step that took so much more than its profile says; `noise`: standard deviation of steps. Returns how much of what it changes
+        was taken for the machine's: where most steps had guesses, the machine was known by these."""
         crowd = crowd_of(sequences)
         self._steps += 1
         for kind, known in enumerate(self._recent[crowd]):
@@ -55,13 +64,20 @@ class Beside:
         self._last[crowd][guessing] = self._steps
         share = self._share
         self._share += (guessing - share) * _LATELY
-        if not other:
+        if not other or guessing == (share > 0.5):
             return 0.0
         between = (sorted(other)[len(other) // 2] - excess) * (-1.0 if guessing else 1.0) - self._jump[crowd]
-        self._seen[crowd] += 1
-        change = max(-_CLIP, min(_CLIP, between)) / min(_PRIOR + self._seen[crowd], _MEMORY)
+        return self._update(crowd, between, max(noise, _LEAST) ** 2 * (1 + _MEDIAN / len(other))) * share
+
+    def _update(self, crowd: int, between: float, noise: float) -> float:
+        """Returns the change."""
+        variance = self._variance[crowd] + _DRIFT**2
+        gain = variance / (variance + noise)
+        bound = _CLIP * math.sqrt(variance + noise)
+        change = gain * max(-bound, min(bound, between))
         self._jump[crowd] += change
-        return change * share
+        self._variance[crowd] = variance * (1 - gain)
+        return change
 
 
 def crowd_of(sequences: int) -> int:

@@ -126,7 +126,7 @@ class CostTable:
         profiled = self.profiled(rows, segments, read, scored)
         knot, share = self._knots[min(rows, len(self._knots) - 1)]
         excess = math.log(measured_seconds / profiled)
-        if mistaken := self._beside.compare(segments, guessing, excess):
+        if mistaken := self._beside.compare(segments, guessing, excess, self._filter.noise):
             self._filter.shift(-mistaken)
         self._segments = segments
         self.surprise = math.exp(self._filter.observe(knot, share, excess - (self._beside.jump(segments) if guessing else 0.0)))

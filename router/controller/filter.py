@@ -43,6 +43,11 @@ class Filter:
         self._streak = 0
         """observations in a row that were far off, by their sign"""
 
+    @property
+    def noise(self) -> float:
+        """Standard deviation of a step as steps are now."""
+        return _NOISE * self.usual
+
     def at(self, knot: int, share: float) -> float:
         """The value a `share` of the way from `knot` to the next."""
         value = self.value
@@ -87,7 +92,7 @@ class Filter:
         if share:
             seen = [low + share * (high - low) for low, high in zip(seen, covariance[knot + 1])]
         variance = seen[knot] + (share * (seen[knot + 1] - seen[knot]) if share else 0.0)
-        return seen, variance + (_NOISE * self.usual) ** 2
+        return seen, variance + self.noise**2
 
     def _update(self, seen: list[float], variance: float, surprise: float) -> None:
         for a, row in enumerate(self._covariance):

@@ -45,10 +45,10 @@ REST, PATIENCE = 4, 8
 about, up to a round for every so many sequences goes by before it is decided again: one more after every so many decisions in vain."""
 CROWD = 8
 """Sequences beyond which guesses must be sure to pay: what a step takes longer than expected, every sequence of a crowd pays for."""
-SHORTFALL, CARE, DEAR = 0.4, 0.01, 0.1
-"""By how much what is in doubt is worse than expected, on average over good and bad surprises, in standard deviations: φ(0). And the least
-that a crowd's guesses must bring, as a share of its tokens: deciding about them takes `CARE`, and where a node costs nearly as much as a
-token is worth (`DEAR`, times that price) there is little to win, and step times are not known that well."""
+SHORTFALL, CARE, DEAR = 1.0, 0.01, 0.1
+"""What a crowd's guesses must bring beyond what they take, as a share of its tokens: so many standard deviations of what is in doubt about
+their step, and at the least what deciding takes (`CARE`) and, where a node costs nearly as much as a token is worth, `DEAR` times that
+price: there is little to win then, and step times are not known that well."""
 READ_ASKS = 16
 """asks over which it is spread what a drafter takes to read a sequence that it is asked about for the first time, or after a pause"""
 _LATE = 3

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from forerun.bench.process import Others, children, command_line, cpu_seconds, own_cpu_seconds, resident_bytes
+from forerun.bench.process import Others, children, command_line, cpu_seconds, idle, own_cpu_seconds, resident_bytes
 
 
 def test_processor_time_counts_work_not_waiting() -> None:
@@ -31,6 +31,26 @@ def test_memory_counts_what_is_touched() -> None:
     block.write(bytes(len(block)))
     assert resident_bytes(os.getpid()) - before > 40_000_000
     block.close()
+
+
+def test_who_waits_is_idle_and_who_works_is_not() -> None:
+    work = "import time\nprint(flush=True)\ninput()\nuntil = time.monotonic() + 60\nwhile time.monotonic() < until: pass"
+    child = subprocess.Popen([sys.executable, "-c", work], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert child.stdin and child.stdout and child.stdout.readline()
+        deadline = time.monotonic() + 10
+        while not idle(child.pid) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert idle(child.pid)
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        while idle(child.pid) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert not idle(child.pid)
+    finally:
+        child.kill()
+        child.communicate()
+    assert idle(child.pid), "it is gone"
 
 
 def test_children_and_their_command_lines() -> None:

@@ -63,6 +63,13 @@ def test_medians_and_spread_of_rounds() -> None:
     assert spot.doubt == pytest.approx(math.hypot(*each) / 3) and each[0] == pytest.approx(0.022)
 
 
+def test_matches_of_a_round_count_by_their_length() -> None:
+    """Together, a long match and a short one that chance decided are what one match of their length is."""
+    short = dataclasses.replace(outcome(0.8), pairs=[(0.5, 0.4), (0.5, 0.4)])
+    (spot,) = condense([outcome(1.0), short, outcome(1.1, round=1)])
+    assert (spot.rounds, spot.least, spot.most) == (2, pytest.approx(10.8 / 11), pytest.approx(1.1))
+
+
 def test_every_loser_is_named_and_the_worst_of_each_load() -> None:
     spots = condense([outcome(1.3), outcome(2.0, "copy"), outcome(0.97, streams=8), outcome(0.9, "copy", 8), outcome(1.0, streams=16)])
     found = {bar.name: bar.passed for bar in bars(spots, {"chat": 1.2, "copy": 2.2})}

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from forerun.bench import turns as turns_module
 from forerun.bench.turns import Turns, standing
 
 FAMILIES = [[101, 102], [201], [301]]
@@ -36,6 +37,29 @@ async def test_one_family_runs_at_a_time_and_all_in_the_end(sent: list[tuple[int
             seen |= running
         assert seen == {101, 102, 201, 301}
     assert {pid for pid, signum in sent[-4:] if signum == signal.SIGCONT} == seen
+
+
+async def test_a_turn_ends_with_the_front_and_the_others_finish_what_they_have(sent: list[tuple[int, int]]) -> None:
+    looks: list[int] = []
+
+    def idle(pid: int) -> bool:
+        looks.append(pid)
+        last = dict(sent)
+        assert [of for of, signum in last.items() if signum == signal.SIGCONT] == [pid], "its front stands still, and nobody else runs"
+        return len(looks) > 5
+
+    async with Turns([[101, 102], [201]], TURN, idle) as turns:
+        await asyncio.sleep(20 * TURN)
+        assert len(looks) >= 7 and set(looks) == {102}, "until it was idle twice in a row, or it might be between two things"
+        assert turns.clock(1)() > 0
+
+
+async def test_who_never_finishes_is_stopped_all_the_same(sent: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns_module, "FINISH_SECONDS", TURN)
+    async with Turns([[101, 102], [201]], TURN, lambda pid: False) as turns:
+        await asyncio.sleep(20 * TURN)
+        assert turns.clock(0)() >= 2 * TURN
+        assert turns.clock(1)() > 0
 
 
 def test_servers_that_wait_stand_still_and_go_on_whatever_happens(sent: list[tuple[int, int]]) -> None:

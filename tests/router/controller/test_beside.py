@@ -65,3 +65,17 @@ def test_a_crowd_that_changes_its_size_with_every_step_learns_as_well() -> None:
     for rows in (16, 17):
         ratio = table.seconds(rows + 8, rows, guessing=True) / table.profiled(rows + 8, rows) * table.profiled(rows, rows)
         assert ratio / table.seconds(rows, rows) == pytest.approx(1.2, rel=0.05)
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.2])
+def test_a_comparison_counts_by_the_noise_of_steps(noise: float) -> None:
+    """Two steps with guesses among plain ones took a fifth longer. Where steps are alike that says so, and nothing where they are not; and
+    what is in doubt afterwards says as much."""
+    table, chance = CostTable(Costs(STEPS), 2048), random.Random(0)
+    for number in range(300):
+        off = noise * (number % 2 * 2 - 1) * chance.uniform(0.5, 1.5)
+        table.correct(table.profiled(32, 32) * math.exp(off), 32, 32)
+    for _ in range(2):
+        table.correct(table.profiled(40, 32) * 1.2, 40, 32, guessing=True)
+    assert (table.jump > 1.1, table.jump < 1.05) == (noise < 0.1, noise > 0.1)
+    assert (table.doubt(32, 32) < 0.03, table.doubt(32, 32) > 0.05) == (noise < 0.1, noise > 0.1)
