@@ -45,12 +45,15 @@ constexpr int KEPT = 2, GROUPED_ROWS = TILE_ROWS;
 // Where a vector is several registers, there are enough sums without.
 #if defined(FR_NEON)
 constexpr int chains(int) { return 1; }
+#elif defined(__AVX512F__)
+constexpr int chains(int M) { return M == 1 ? 4 : M <= 4 ? 2 : 1; }
 #else
 constexpr int chains(int M) { return M == 1 ? 4 : M <= 3 ? 2 : 1; }
 #endif
 
 // Codes that a tile asks for on its way, so many bytes a group, a line a pair: all at once they would keep its own loads waiting. From the
-// end on they are those of another panel, or none. Beside them what is read later (`soon`, whose steps are pairs).
+// end on they are those of another panel, or none. Beside them what is read later (`soon`, whose steps are pairs). One row asks too, other
+// than in matmul.h: multiplying a line of codes takes longer than of bf16, and the machine's own prefetcher falls behind (Zen 5).
 struct Fetch {
     const uint8_t* at;
     int64_t step;
@@ -69,16 +72,11 @@ struct Fetch {
     }
 };
 
-struct NoFetch {
-    FR_METHOD void pair(int) const {}
-    FR_METHOD void next_group() {}
-};
-
 // Sums of a group, M rows by N vectors, in g[row + M · chain]: what the two widths of codes do differently.
 struct Bytes {
     static constexpr int CODES = GROUP * fr::PANEL;
-    template <int M, int N, int C, class F>
-    FR_INLINE void sum(I (&g)[M * C][N], const uint8_t* codes, const int32_t* q, const F& fetch) {
+    template <int M, int N, int C>
+    FR_INLINE void sum(I (&g)[M * C][N], const uint8_t* codes, const int32_t* q, const Fetch& fetch) {
         for (int pairs = 0; pairs < PAIRS; pairs += C)
             for (int c = 0; c < C; ++c) {
                 const int pair = pairs + c;
@@ -107,8 +105,8 @@ struct Nibbles {
             for (int j = 0; j < N; ++j) g[m + M * (AT % C)][j] = dot(g[m + M * (AT % C)][j], w[j], x);
         }
     }
-    template <int M, int N, int C, class F>
-    FR_INLINE void sum(I (&g)[M * C][N], const uint8_t* codes, const int32_t* q, const F& fetch) {
+    template <int M, int N, int C>
+    FR_INLINE void sum(I (&g)[M * C][N], const uint8_t* codes, const int32_t* q, const Fetch& fetch) {
         for (int octet = 0; octet < PAIRS / 4; ++octet) {
             const uint16_t* at = (const uint16_t*)codes + octet * 2 * fr::PANEL;
             for (int i = 0; i < 4; ++i) fetch.pair(4 * octet + i);
@@ -163,8 +161,8 @@ struct Block {
 struct Columns {
     using Codes = Bytes;
     static constexpr int ROWS = TILE_ROWS;
-    template <int M, int N, class F>
-    FR_INLINE void span(Block& a, int groups, F& fetch, V (&sum)[M][N]) {
+    template <int M, int N>
+    FR_INLINE void span(Block& a, int groups, Fetch& fetch, V (&sum)[M][N]) {
         constexpr int C = chains(M);
         I g[M * C][N];
         FR_UNROLL
@@ -186,8 +184,8 @@ template <class CODES, bool OFFSET, bool MINIMA>
 struct Groups {
     using Codes = CODES;
     static constexpr int ROWS = GROUPED_ROWS;
-    template <int M, int N, class F>
-    FR_INLINE void span(Block& a, int groups, F& fetch, V (&sum)[M][N]) {
+    template <int M, int N>
+    FR_INLINE void span(Block& a, int groups, Fetch& fetch, V (&sum)[M][N]) {
         constexpr int C = chains(M);
         Sums<M, N, (M * N <= KEPT)> sums;
         FR_UNROLL
@@ -242,8 +240,8 @@ FR_INLINE void join(const Tile& t, const Block& a, bool first, bool last, const 
 }
 
 // M rows by a panel, `t.steps` groups.
-template <class Scaled, int M, class F>
-void block_tile(const Tile& t, Block a, F fetch) {
+template <class Scaled, int M>
+void block_tile(const Tile& t, Block a, Fetch fetch) {
     constexpr int N = VECTORS;
     const bool full = t.columns >= N * LANES;
     if (t.first) {  // the sums come to rest where nothing was read: ask for the lines now
@@ -264,10 +262,7 @@ template <class Scaled, int MOST = Scaled::ROWS>
 FR_INLINE void run_block(int rows, const Tile& t, const Block& a, const Fetch& fetch) {
     if constexpr (MOST > 0) {
         if (rows != MOST) return run_block<Scaled, MOST - 1>(rows, t, a, fetch);
-        if constexpr (MOST <= LIGHT_ROWS)
-            block_tile<Scaled, MOST>(t, a, NoFetch{});
-        else
-            block_tile<Scaled, MOST>(t, a, fetch);
+        block_tile<Scaled, MOST>(t, a, fetch);
     }
 }
 

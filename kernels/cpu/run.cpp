@@ -73,10 +73,9 @@ private:
 
 constexpr int64_t WORTH_SHARING = 16384;  // elements of a row-wise op, multiplications / 16 of a product: below, waking a thread costs more
 constexpr int32_t TASKS = 9;     // of a product, for each thread: fewer leave it waiting for the last one, more cut the stream of weights
-constexpr int32_t STREAM_ROWS = 28, STREAM = 6;  // so few rows take weights as memory gives them: tasks of at least so many panels
+constexpr int32_t STREAM_ROWS = 28, STREAM = 16;  // so few rows take weights as memory gives them: tasks of at least so many panels
 constexpr size_t ROWS_TOGETHER = 384 << 10;  // bytes of packed rows that pass over a panel while it is in cache, and stay in a 1 MiB L2
 constexpr int32_t FEW_ROWS = 2;              // of an attention task
-constexpr int32_t BUSY_ROWS = 4;            // of codes: from here on they are multiplied longer than read
 constexpr size_t NEAR = 4 << 20;            // bytes of a weight that caches hold, so that it may be read again for every few rows
 constexpr int32_t GATED_PANELS = 2;         // of gate and up, whose sums are in a core's cache together
 constexpr size_t EXPECTED = 128 << 10;       // bytes of the next product's weights that a waiting thread fetches, at most
@@ -320,7 +319,7 @@ void Call::spread(Product p, int32_t grain, F&& body) {
     const bool ready = p.packed != nullptr;
     if (!ready) prepare(p);
     if (op_.code != FR_MOE) look_ahead();  // behind an expert comes another one, and which is known only in there
-    if (p.format < INT8 ? p.tiles > 1 : p.rows >= BUSY_ROWS) p.soon = fetched_meanwhile();
+    if (p.format >= INT8 || p.tiles > 1) p.soon = fetched_meanwhile();
     const Call* maker = at_work_ ? nullptr : maker_;
     const auto pack = [&](int32_t tile0, int32_t tile1) {
         if (maker) maker->make_rows(first_row(p, tile0), first_row(p, tile1));
