@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "bench": set(PARTS),
     "train": {"train", "engine", "backends", "kernels", "forerun"},
 }
-"""Downward only. `engine` may use `kernels` for the parts that are plain torch (the dice) or the host's work whatever the device (look-ups);
+"""Downward only. `engine` may use `kernels` for the parts that are plain torch (the dice) or the host's work on any device (look-ups);
 a device it reaches through `backends.base`."""
 
 ENTRY_POINTS = {"forerun/cli.py", "forerun/launch.py", "forerun/doctor.py"}

@@ -96,11 +96,9 @@ class Lookups:
     def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
         nodes, confidences = self._nodes, self._confidences
         most = sum(budget)
-        if most > len(confidences):
-            confidences.extend([0.0] * most)
-            nodes.extend([0] * (3 * most + len(rows)))
-        if len(nodes) < 3 * most + len(rows):
-            nodes.extend([0] * len(rows))
+        for part, needed in ((nodes, 3 * most + len(rows)), (confidences, most)):
+            if len(part) < needed:
+                part.frombytes(bytes(part.itemsize * (needed - len(part))))
         self._play([word for row in zip(rows, budget) for word in (_PROPOSE, *row)], max(suffix.LEAST_SURVIVAL, suffix.SLACK * terms.price))
         drafts: list[Draft] = []
         at = said = 0

@@ -154,3 +154,10 @@ def test_without_a_compiler_look_ups_are_python(spec: str, monkeypatch: pytest.M
 
 def test_what_is_built_is_found() -> None:
     assert build() == built()
+
+
+def test_there_is_room_for_answers_whatever_a_failure_left() -> None:
+    drafter = Lookups(build(), Texts())
+    drafter.absorb(Commit([0], [0], [[1, 2, 3, 1, 2]], [3]))
+    drafter._confidences = array("d", [0.0] * 100)  # as if making room for the rest had failed
+    assert drafter.propose([0], [16])[0].count and len(drafter._nodes) >= 3 * 16 + 1
