@@ -19,7 +19,7 @@ from forerun.train.frame import Frame
 from forerun.train.kinds.registry import KINDS, Setting, open_kind, options
 from forerun.train.progress import say
 from forerun.train.shards import Record
-from forerun.train.states import Shelf
+from forerun.train.states import Keeper, Shelf
 from forerun.train.taps import Taps
 from forerun.train.target import Target
 from forerun.train.trainer import Plan, Trainer
@@ -69,6 +69,13 @@ def _asked(argv: Sequence[str]) -> argparse.Namespace:
         "--keep-mb", type=int, default=2048, help="hidden states of the target that are kept in WORK/states (default: %(default)s)"
     )
     learning.add_argument(
+        "--keep-layers",
+        type=_layers,
+        default=(),
+        metavar="N,N,…",
+        help="of which layers they are kept already while the text is written, which costs little then (default: none)",
+    )
+    learning.add_argument(
         "--from",
         type=Path,
         dest="begins",
@@ -97,11 +104,11 @@ def _text_options(parser: argparse.ArgumentParser) -> None:
 
 def _run(asked: argparse.Namespace, folder: Path, command: str) -> None:
     work: Path = asked.work or asked.out.with_name(asked.out.name + ".work")
-    learnt, turns, groups = _text(asked, folder, work)
+    shelf = Shelf(work / "states", asked.keep_mb << 20)
+    learnt, turns, groups = _text(asked, folder, work, shelf)
     threads = asked.threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)  # the writer's kernels have threads of their own and left torch with one
     start = Start(model_id=str(folder), threads=threads)
-    shelf = Shelf(work / "states", asked.keep_mb << 20)
     setting = Setting(folder, learnt, asked.seed, lambda layers: Taps(start, layers, shelf), asked.begins, turns)
     draft = open_kind(asked.kind, asked, setting)
     torch.set_num_threads(threads)  # a reader of taps has its own too
@@ -129,7 +136,11 @@ def _seen(folder: Path | None) -> str:
     return "" if folder is None else os.path.relpath(folder.resolve())
 
 
-def _text(asked: argparse.Namespace, folder: Path, work: Path) -> tuple[list[Record], list[Record], dict[str, list[Record]]]:
+def _layers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def _text(asked: argparse.Namespace, folder: Path, work: Path, shelf: Shelf) -> tuple[list[Record], list[Record], dict[str, list[Record]]]:
     """What is learnt from, the turns that it answers, and by name what is held out. Writes what is missing of either."""
     work.mkdir(parents=True, exist_ok=True)
     same_text(work / "text.json", folder, asked.seed, asked.longest)
@@ -137,10 +148,11 @@ def _text(asked: argparse.Namespace, folder: Path, work: Path) -> tuple[list[Rec
     start = Start(model_id=str(folder), threads=asked.threads)
     path = work / "text.bin"
 
-    def writer(rows: int, longest: int) -> Callable[[], Target]:
-        return lambda: Target(start, rows, longest, WIDTH)
+    def writer(rows: int, longest: int, layers: Sequence[int] = ()) -> Callable[[], Target]:
+        return lambda: Target(start, rows, longest, WIDTH, layers)
 
-    gather(writer(asked.rows, asked.longest), frame, path, asked.seed, asked.tokens, ANSWER_TOKENS, say)
+    keeper = Keeper(shelf, asked.keep_layers) if asked.keep_layers else None
+    gather(writer(asked.rows, asked.longest, asked.keep_layers), frame, path, asked.seed, asked.tokens, ANSWER_TOKENS, say, keeper)
     prompts = heldout.Prompts(tuple(asked.prompts), asked.held_out, asked.held_out_tokens, PROMPT_TOKENS)
     groups = heldout.answered(writer(PROMPT_ROWS, PROMPT_TOKENS), frame, work / "held-out.bin", prompts, say)
     learnt, turns, own = heldout.split(conversations_of(path, asked.tokens))

@@ -4,6 +4,8 @@ They are streamed: a batch's states live as long as its step. For a whole text t
 for the demo model, 40 KB for one of 8 billion parameters). So many of them as the shelf has room for are remembered (`states.py`), in
 bfloat16, as which all are handed out. The same weights, kernels and number type as in serving: a head learns from what it will be fed.
 
+There are none of a text's last token: nothing was written behind it, and the target never read it.
+
 Layers are numbered as in `Model.forward`: i is the residual stream behind decoder layer i, `layers` the final norm of the last.
 """
 
@@ -21,7 +23,7 @@ from forerun.engine.kv import Table
 from forerun.engine.models.load import load_model
 from forerun.messages import Start
 from forerun.train.shards import Record
-from forerun.train.states import Shelf
+from forerun.train.states import Keeper, Shelf
 
 STEP_TOKENS = 4096
 """tokens of a forward, unless one text has more"""
@@ -36,24 +38,16 @@ class Taps:
         self._layers = tuple(layers)
         self._size = self._backend.caps.page_tokens
         self._pool: Pool | None = None
-        self._shelf = shelf
+        self._keeper = None if shelf is None else Keeper(shelf, self._layers)
 
     def read(self, text: Sequence[Record]) -> list[Tensor]:
-        """float32 [tokens, layers · hidden] for each text."""
+        """float32 [tokens − 1, layers · hidden] for each text."""
         kept = [self._kept(record) for record in text]
         missing = iter(self._computed([record for record, states in zip(text, kept) if states is None]))
         return [(next(missing) if states is None else states).float() for states in kept]
 
     def _kept(self, record: Record) -> Tensor | None:
-        if self._shelf is None:
-            return None
-        parts = []
-        for layer in self._layers:
-            part = self._shelf.get(record, layer, self._model.hidden)
-            if part is None:
-                return None
-            parts.append(part)
-        return torch.cat(parts, 1)
+        return None if self._keeper is None else self._keeper.kept(record, self._model.hidden)
 
     def _computed(self, text: Sequence[Record]) -> list[Tensor]:
         """In forwards of as many whole texts as have room in one."""
@@ -65,21 +59,20 @@ class Taps:
                 waiting = []
             waiting.append(record)
         found += self._forward(waiting) if waiting else []
-        if self._shelf is not None:
+        if self._keeper is not None:
             for record, states in zip(text, found):
-                for layer, part in zip(self._layers, torch.split(states, self._model.hidden, 1)):
-                    self._shelf.put(record, layer, part)
+                self._keeper.keep(record, states)
         return found
 
     def _forward(self, text: Sequence[Record]) -> list[Tensor]:
-        counts = [len(record.tokens) for record in text]
+        counts = [len(record.tokens) - 1 for record in text]
         pages = [-(-count // self._size) for count in counts]
         table = Table(len(text), max(counts), self._size)
         for row, count in enumerate(pages):
             first = sum(pages[:row])
             table.grant(row, range(first, first + count))
         rows = range(len(text))
-        tokens = [record.tokens.tolist() for record in text]
+        tokens = [record.tokens[:-1].tolist() for record in text]
         batch = feed(rows, [0] * len(text), tokens, [False] * len(text), table, self._backend.device)
         with torch.inference_mode():
             taps = self._model.forward(batch, self._room(sum(pages)), self._layers).taps

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -43,29 +43,34 @@ class Job:
 
 @dataclasses.dataclass(slots=True)
 class Written:
-    """What was written so far. `tokens`: generated ids; `candidates`, `logprobs`: for each of them, what was most likely."""
+    """What was written so far. `tokens`: generated ids; `candidates`, `logprobs`: for each of them, what was most likely; `states`: pieces
+    of what the target thought while it read all tokens but the newest, bfloat16 [tokens, layers · hidden], where that was asked for."""
 
     job: Job
     tokens: list[int] = dataclasses.field(default_factory=list)
     candidates: list[NDArray[np.uint32]] = dataclasses.field(default_factory=list)
     logprobs: list[NDArray[np.float16]] = dataclasses.field(default_factory=list)
+    states: list[Tensor] = dataclasses.field(default_factory=list)
 
 
 class Target:
-    """`rows`: texts side by side; `longest`: most tokens of a text, prompt included; `width`: candidates kept at each place."""
+    """`rows`: texts side by side; `longest`: most tokens of a text, prompt included; `width`: candidates kept at each place; `layers`:
+    whose hidden states are kept, in this order."""
 
-    def __init__(self, start: Start, rows: int, longest: int, width: int) -> None:
+    def __init__(self, start: Start, rows: int, longest: int, width: int, layers: Sequence[int] = ()) -> None:
         self._backend = open_backend(start.device, start.threads, start.memory_fraction)
         self._model = load_model(start, self._backend, lambda stage, done, total: None)
         self.vocab = self._model.vocab
         self.longest = min(longest, self._model.max_tokens)
         self.stops = stop_ids(Path(start.model_id))
+        if beyond := [layer for layer in layers if not -1 <= layer <= self._model.layers]:
+            raise ValueError(f"the target has no layer {beyond[0]}: it has 0 to {self._model.layers}, the last of them is the final norm")
         self._rows = rows
         self._width = min(width, self.vocab)
         self._pages = -(-self.longest // self._backend.caps.page_tokens)
         pool = self._backend.pool(self._model.pool, rows * self._pages)
         self._table = RowTable(rows, self.longest, 0, self.vocab, self._backend.caps.page_tokens)
-        self._run = self._backend.capture(lambda batch: self._model.forward(batch, pool), None)
+        self._run = self._backend.capture(lambda batch: self._model.forward(batch, pool, tuple(layers)), None)
 
     def write(self, next_job: Callable[[], Job | None]) -> Iterator[Written]:
         """Texts as they are finished. `next_job` is asked whenever there is room; None means nothing to do for now, and ends the writing
@@ -102,10 +107,14 @@ class Target:
         return admits, feeds
 
     def _step(self, shares: list[Share], running: dict[int, Written]) -> Iterator[Written]:
-        logits = self._run(build(shares, self._table.table, self._backend.device)).logits
+        output = self._run(build(shares, self._table.table, self._backend.device))
+        if output.taps is not None:
+            for share, states in zip(shares, torch.split(output.taps.cpu().to(torch.bfloat16), [share.known for share in shares])):
+                running[share.row.number].states.append(states)
+        logits = output.logits
         values, ids = torch.topk(logits, min(CHOICES, self.vocab))
         places = self._picks(shares, values, ids).tolist()
-        logprobs = (values[:, : self._width] - torch.logsumexp(logits, -1, keepdim=True)).half().cpu().numpy()
+        logprobs = torch.log_softmax(logits, -1).gather(1, ids[:, : self._width]).half().cpu().numpy()
         ids = ids.cpu()
         candidates = ids[:, : self._width].numpy().astype(np.uint32)
         for i, share in enumerate(shares):

@@ -18,11 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from forerun.train.frame import Frame
 from forerun.train.openings import Opening, choose
 from forerun.train.progress import Say, Stage
 from forerun.train.shards import Appender, Record, read
+from forerun.train.states import Keeper
 from forerun.train.target import Job, Target, Written
 
 TURN, ANSWER = 0, 1
@@ -95,18 +97,38 @@ class Gathered:
             self.count += 1
 
 
-def gather(open_target: Callable[[], Target], frame: Frame, path: Path, seed: int, tokens: int, limit: int, say: Say) -> None:
-    """Write until the answers have so many tokens. The target is opened only if something is missing."""
+def gather(
+    open_target: Callable[[], Target],
+    frame: Frame,
+    path: Path,
+    seed: int,
+    tokens: int,
+    limit: int,
+    say: Say,
+    keeper: Keeper | None = None,
+) -> None:
+    """Write until the answers have so many tokens. The target is opened only if something is missing. `keeper`: keeps the states of answers
+    that the target hands out."""
     file = Appender(path)
     gathered = Gathered(file.found)
     try:
         if gathered.tokens < tokens:
-            _write(open_target(), frame, file, gathered, seed, tokens, limit, say)
+            _write(open_target(), frame, file, gathered, seed, tokens, limit, say, keeper)
     finally:
         file.close()
 
 
-def _write(target: Target, frame: Frame, file: Appender, gathered: Gathered, seed: int, tokens: int, limit: int, say: Say) -> None:
+def _write(
+    target: Target,
+    frame: Frame,
+    file: Appender,
+    gathered: Gathered,
+    seed: int,
+    tokens: int,
+    limit: int,
+    say: Say,
+    keeper: Keeper | None,
+) -> None:
     conversations = Conversations(frame, seed, target.longest, limit)
     waiting: deque[Job] = deque()
     following = gathered.count
@@ -132,6 +154,8 @@ def _write(target: Target, frame: Frame, file: Appender, gathered: Gathered, see
         if record.kind == TURN:
             waiting.append(conversations.answer(record))
         else:
+            if keeper is not None:
+                keeper.keep(record, torch.cat(written.states))
             done += record.generated
             progress.reached(min(done, tokens))
         if gathered.tokens >= tokens:

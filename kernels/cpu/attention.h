@@ -205,7 +205,8 @@ FR_INLINE void score_tile(const float* const* q, const T* const* keys, int D, fl
         for (int p = 0; p < P; ++p) store(out[i] + p * PAGE, acc[i][p]);
 }
 
-// Pages in tiles that leave none alone, if there are two: a single chain of sums for each query would be waited for.
+// Pages in tiles. A query has a chain of sums for each page of its tile, and each step of a chain waits for the one before it; so up to four
+// queries take up to four pages together and never leave one alone: five are 3 + 2, six 3 + 3. More queries have chains enough in any tile.
 template <int Q, class T>
 void score_pages(const float* const* q, const T* const* keys, int page0, int page1, int D, float* const* scores, Ahead<T>& ahead) {
     constexpr int MOST = Q <= 4 ? 4 : 2;

@@ -72,6 +72,7 @@ private:
 };
 
 constexpr int64_t WORTH_SHARING = 16384;  // elements of a row-wise op, multiplications / 16 of a product: below, waking a thread costs more
+constexpr int64_t WORTH_PACKING = 8192;   // elements of rows that a product packs, and most often makes as well
 constexpr int32_t TASKS = 9;     // of a product, for each thread: fewer leave it waiting for the last one, more cut the stream of weights
 constexpr int32_t STREAM_ROWS = 28, STREAM = 16;  // so few rows take weights as memory gives them: tasks of at least so many panels
 constexpr size_t ROWS_TOGETHER = 384 << 10;  // bytes of packed rows that pass over a panel while it is in cache, and stay in a 1 MiB L2
@@ -325,7 +326,7 @@ void Call::spread(Product p, int32_t grain, F&& body) {
         if (maker) maker->make_rows(first_row(p, tile0), first_row(p, tile1));
         k_.pack_rows(p, tile0, tile1);
     };
-    if (!cut.by_rows() && !ready) by_parts(p.tiles, int64_t(p.rows) * p.K > WORTH_SHARING / 2, pack);
+    if (!cut.by_rows() && !ready) by_parts(p.tiles, int64_t(p.rows) * p.K > WORTH_PACKING, pack);
     const int32_t whole = cut.groups * cut.chunks;
     auto task = [&](int32_t at, int32_t thread) {
         if (at >= whole) {
@@ -685,7 +686,7 @@ void Call::choose() {
     for (int32_t row0 = 0; row0 < rows_; row0 += CHOOSE_ROWS) {
         Product p = plan(t(0) + int64_t(row0) * K, t<void>(1), nullptr, nullptr, std::min(CHOOSE_ROWS, rows_ - row0), K, N, i(2));
         prepare(p);
-        by_parts(p.tiles, int64_t(p.rows) * K > 2 * WORTH_SHARING, [&](int32_t tile0, int32_t tile1) { k_.pack_rows(p, tile0, tile1); });
+        by_parts(p.tiles, int64_t(p.rows) * K > WORTH_PACKING, [&](int32_t tile0, int32_t tile1) { k_.pack_rows(p, tile0, tile1); });
         auto task = [&](int32_t at, int32_t thread) {
             float* scores = c_.scratch[size_t(thread)].room<float>(size_t(CHOOSE_ROWS + 1) * PICK_PART);
             float* noise = scores + CHOOSE_ROWS * PICK_PART;

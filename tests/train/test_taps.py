@@ -36,7 +36,7 @@ def test_states_are_those_of_transformers(folder: Path) -> None:
     with torch.inference_mode():
         model(torch.from_numpy(record.tokens.astype(np.int64))[None])
     (states,) = opened(folder).read([record])
-    torch.testing.assert_close(states, torch.cat(found, -1)[0], atol=0.05, rtol=0.01)
+    torch.testing.assert_close(states, torch.cat(found, -1)[0, :-1], atol=0.05, rtol=0.01)  # nobody reads the last token
 
 
 @pytest.mark.parametrize("keep", [0, 64 * 2 * 2 * 20, 1 << 20])
@@ -70,7 +70,7 @@ def test_what_another_process_kept_is_not_computed_again(folder: Path, tmp_path:
 
 
 def test_the_shelf_counts_what_earlier_runs_left(tmp_path: Path) -> None:
-    (record, other), states = texts(4, 4), torch.ones(4, 8, dtype=torch.bfloat16)
+    (record, other), states = texts(5, 5), torch.ones(4, 8, dtype=torch.bfloat16)
     Shelf(tmp_path, 100).put(record, 3, states)
     full = Shelf(tmp_path, 100)
     full.put(other, 3, states)

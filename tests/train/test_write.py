@@ -6,9 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from forerun.messages import Start
 from forerun.train.frame import Frame
 from forerun.train.shards import Record, encode, read
+from forerun.train.states import Keeper, Shelf
+from forerun.train.taps import Taps
 from forerun.train.target import Target
 from forerun.train.write import ANSWER, TURN, Conversations, Gathered, conversations_of, gather, same_text
 from tests.train.conftest import open_tiny
@@ -137,3 +141,19 @@ def test_records_are_flushed_as_they_are_made(folder: Path, tmp_path: Path) -> N
     with pytest.raises(Killed):
         run(folder, path, stop_after=4)
     assert len(read(path)) == 4
+
+
+def test_states_that_are_kept_while_text_is_written_are_those_that_are_read(folder: Path, tmp_path: Path) -> None:
+    """Of answers, whose prompts were read in one step and whose tokens one by one, beside other texts. The target is not run again."""
+    shelf, start = Shelf(tmp_path / "states", 1 << 30), Start(model_id=str(folder), device="cpu", threads=1)
+    path, layers = tmp_path / "text.bin", (1, 0, 2)
+    gather(lambda: Target(start, 5, 192, 8, layers), Frame(folder), path, 3, TOKENS, LIMIT, lambda line: None, Keeper(shelf, layers))
+    answers = [record for record in conversations_of(path, TOKENS) if record.kind == ANSWER]
+    for expected, record in zip(Taps(start, layers).read(answers), answers, strict=True):
+        found = Keeper(shelf, layers).kept(record, 64)
+        assert found is not None and torch.equal(found.float(), expected)
+
+
+def test_a_layer_that_the_target_has_not_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="no layer 3: it has 0 to 2"):
+        Target(Start(model_id=str(folder), device="cpu", threads=1), 5, 192, 8, (1, 3))

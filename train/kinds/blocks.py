@@ -48,8 +48,8 @@ def layers_of(count: int, layers: int) -> tuple[int, ...]:
 
 
 class Texts(NamedTuple):
-    """Where the rows of a batch stand. `lengths`: tokens of each text; `roots`: of each text, the places [a] at which its blocks begin;
-    `size`: rows of a block. In what is flat, texts and blocks lie one behind the other."""
+    """Where the rows of a batch stand. `lengths`: known tokens of each text, all but its last; `roots`: of each text, places [a] at which
+    its blocks begin; `size`: rows of a block. In what is flat, texts and blocks lie one behind the other."""
 
     lengths: list[int]
     roots: list[Tensor]
@@ -158,7 +158,7 @@ class Blocks:
         tokens = torch.cat([torch.from_numpy(record.tokens.astype(np.int64))[at] for record, at in zip(batch, roots)])
         masks = self._embedding[self._mask].expand(len(tokens), self.size - 1, -1)
         inputs = torch.cat([self._embedding[tokens][:, None], masks], 1)
-        texts = Texts([len(record.tokens) for record in batch], roots, self.size)
+        texts = Texts([len(known) for known in states], roots, self.size)
         return self.net.block(torch.cat(list(states)), inputs, texts)[:, self.first :]
 
 

@@ -60,7 +60,7 @@ class Medusa:
 
     def loss(self, batch: Sequence[Record]) -> Tensor:
         flat = Flat.of(batch)
-        states = torch.cat(self._taps.read(batch))
+        states = torch.cat([functional.pad(states, (0, 0, 0, 1)) for states in self._taps.read(batch)])  # a row for each token
         loss = torch.zeros(())
         for number in range(len(self.net)):
             places, goals = _aims(flat, number + 2)
@@ -76,7 +76,7 @@ class Medusa:
             (states,) = self._taps.read([record])
             first = max(record.prompt - 2, 0)
             for d in range(min(depth, len(self.net))):
-                rows = states[first : len(states) - 2 - d]
+                rows = states[first : len(states) - 1 - d]
                 held = self._head.best(self._state(rows, d)) == flat.tokens[first + 2 + d :]
                 skipped = first - (record.prompt - 2)
                 right[skipped : skipped + len(held), d] = held.numpy()

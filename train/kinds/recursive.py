@@ -124,7 +124,7 @@ class Passes:
         net, spans = self._net, Span.of(flat)
         texts = list(zip(spans, flat.starts, flat.starts[1:]))
         embedded = self._embedding[torch.cat([flat.tokens[start + 1 : end] for _, start, end in texts])]
-        features = net.first(torch.cat([states[:-1] for states in self._taps.read(batch)]))
+        features = net.first(torch.cat(self._taps.read(batch)))
         goal = torch.cat([functional.pad(flat.goal[end - span.count + 1 : end], (0, 1), value=-1) for span, _, end in texts])
         able = torch.cat([torch.arange(span.begin, span.last) for span in spans])
         position = torch.cat([torch.arange(span.last - span.first) for span in spans])
