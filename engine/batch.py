@@ -74,23 +74,29 @@ def empty_batch() -> Batch:
 def build(shares: Sequence[Share], table: Table, device: torch.device) -> Batch:
     """The flat forward of a step: plan and drafts as integers. Logits are asked for at each share's last `scored` known rows and at its
     nodes. A known token at position p is written to slot(p), node i of a draft to the slot of position `context + known + i`."""
-    facts = np.array([(s.row.number, s.row.computed, s.known, s.scored, s.draft.count) for s in shares], np.int64)
-    numbers, context, known, scored, nodes = facts.reshape(-1, 5).T
-    counts = known + nodes
-    starts = _starts(counts)
-    tokens: list[int] = []
+    size = table.page_tokens
+    tokens, positions, slots, parents, logit_rows = list[int](), list[int](), list[int](), list[int](), list[int]()
+    starts, widest = [0], 1
     for share in shares:
-        row = share.row
-        tokens += row.tokens[row.computed : row.computed + share.known]
-        tokens += share.draft.token
-    places = _ranges(context, counts)
-    slots = table.slots(np.repeat(numbers, counts), places)
-    parents = np.full(len(tokens), -1, np.int32)
-    if nodes.any():
-        _hang(shares, (starts[:-1] + known).tolist(), places, parents)
-    width = -(-int((context + counts).max(initial=1)) // table.page_tokens)
-    logit_rows = _ranges(starts[:-1] + known - scored, scored + nodes)
-    return _on(device, tokens, places, slots, parents, starts, known, context, table.pages[numbers, :width], logit_rows)
+        row, known, draft = share.row, share.known, share.draft
+        first, begin = starts[-1], row.computed
+        end, last = begin + known, begin + known + draft.count
+        tokens += row.tokens[begin:end]
+        positions += range(begin, end)
+        parents += [-1] * known
+        if draft.count:
+            tokens += draft.token
+            positions += [end - 1 + depth for depth in draft.depths()]
+            parents += [-1 if parent < 0 else first + known + parent for parent in draft.parent]
+        written = table.pages[row.number, begin // size : -(-last // size)].tolist()
+        skipped = begin // size * size
+        slots += [written[at // size] * size + at % size for at in range(begin - skipped, last - skipped)]
+        logit_rows += range(first + known - share.scored, first + known + draft.count)
+        starts.append(first + known + draft.count)
+        widest = max(widest, -(-last // size))
+    known_tokens, context = [share.known for share in shares], [share.row.computed for share in shares]
+    pages = table.pages[[share.row.number for share in shares], :widest]
+    return _on(device, tokens, positions, slots, parents, starts, known_tokens, context, pages, logit_rows)
 
 
 def feed(
@@ -148,8 +154,12 @@ def grow(stems: Sequence[Stem], table: Table, device: torch.device) -> Batch:
 
 
 def _on(device: torch.device, *fields: ArrayLike) -> Batch:
-    """The fields of a batch, in their order, as it wants them: int32 and contiguous."""
-    return Batch(*(torch.from_numpy(np.ascontiguousarray(field, np.int32)).to(device) for field in fields))
+    """The fields of a batch, in their order, as it wants them: int32 and contiguous. They are parts of one tensor, since each that is made
+    or copied to a device by itself takes time."""
+    arrays = [np.asarray(field, np.int32) for field in fields]
+    flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays])).to(device)
+    parts = flat.split_with_sizes([array.size for array in arrays])
+    return Batch(*(part.view(array.shape) if array.ndim > 1 else part for part, array in zip(parts, arrays)))
 
 
 def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -163,13 +173,3 @@ def _ranges(first: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.in
     """first[0] … first[0]+count[0]−1, first[1] … and so on, one after the other."""
     ends = np.cumsum(count)
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - ends + count, count)
-
-
-def _hang(shares: Sequence[Share], roots: list[int], positions: NDArray[np.int64], parents: NDArray[np.int32]) -> None:
-    """Set position and flat parent index of every node; `roots[i]` is the flat index of share i's first node."""
-    for share, at in zip(shares, roots):
-        draft = share.draft
-        if draft.count:
-            last = share.row.computed + share.known - 1
-            positions[at : at + draft.count] = [last + depth for depth in draft.depths()]
-            parents[at : at + draft.count] = [-1 if parent < 0 else at + parent for parent in draft.parent]

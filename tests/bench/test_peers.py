@@ -95,6 +95,7 @@ def test_peers_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     found, skipped = entrants("model", tmp_path, ["--threads", "2"])
     assert [one.name for one in found[3:]] == ["llama.cpp q8_0 t3", "llama.cpp q8_0 t2", "vLLM bf16"]
     assert all("PORT" in one.program.words for one in found)
+    assert list(found[3].program.words[-2:]) == ["-lm", "none"], "weights in memory, not mapped"
     assert found[0].program.words[-2:] == ["--threads", "2"]
     assert [line.split()[2] for line in skipped] == ["bf16", "q4_0"]
 
