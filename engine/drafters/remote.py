@@ -133,10 +133,9 @@ class Remote:
     def forget(self, rows: list[int]) -> None:
         for number in rows:
             self.calibration.forget(number)
-            key = self._keys.pop(number, None)
-            if key is not None:
-                self._wire.end(key)
-                del self._known[number], self._idle[number], self._tails[number]
+            if number in self._keys:
+                self._wire.end(self._keys[number])
+                del self._keys[number], self._known[number], self._idle[number], self._tails[number]
 
     def _begin(self, number: int, params: SamplingParams | None, scope: str) -> None:
         if params is not None:

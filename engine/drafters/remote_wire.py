@@ -102,7 +102,10 @@ class Wire:
         return max(self._latency, time.monotonic() - sent) if sent else self._latency
 
     def close(self) -> None:
+        """All sequences are over."""
         with self._lock:
+            for key in list(self._texts):
+                self.end(key)
             self._over = True
             self._lock.notify_all()
 
@@ -136,11 +139,13 @@ class Wire:
 
     def end(self, key: int) -> None:
         with self._lock:
-            text = self._texts.pop(key, None)
-            self._drafts.pop(key, None)
+            text = self._texts.get(key)
             if text is not None and text.told:
                 self._closed.append(key)
                 self._full_until = 0.0  # it leaves room
+                self._lock.notify_all()
+            self._texts.pop(key, None)
+            self._drafts.pop(key, None)
 
     def take(self, keys: dict[int, int], seconds: float) -> dict[int, Guess]:
         """The newest guesses for these sequences (key → tokens known), waiting at most so long for those that are not of the newest
@@ -215,8 +220,9 @@ class Wire:
     def _converse(self) -> bool:
         """One question and its answer; False at the end. Raises what `greet` does."""
         with self._lock:
-            self._lock.wait_for(lambda: self._over or any(text.asked for text in self._texts.values()))
-            if self._over:
+            # What is over is told though nobody asks: it has a row of the service, which others may want.
+            self._lock.wait_for(lambda: self._over or self._closed or any(text.asked for text in self._texts.values()))
+            if self._over and not self._closed:
                 return False
             ask = self._question()
         self._sent = began = time.monotonic()
@@ -224,7 +230,8 @@ class Wire:
         if isinstance(answer, Refusal):
             raise ValueError(answer.error)
         took = time.monotonic() - began
-        self._latency += (took - self._latency) * (0.1 if self._latency else 1.0)
+        if ask.rows:
+            self._latency += (took - self._latency) * (0.1 if self._latency else 1.0)
         self._sent = 0.0
         if set(answer.lost) & {row.key for row in ask.rows if not row.base}:
             raise ValueError("it lost what it was just told")

@@ -91,6 +91,44 @@ class TestTogether:
             left.propose([0], [1])
             assert shared.facts["sequences"] == 3 and shared.facts["workers"] == 2
 
+    def test_what_is_over_leaves_its_row_to_others_though_nobody_asks(self) -> None:
+        shared = service(Written(count_up, 12), rows=2)
+        with running(honest(shared)) as url:
+            drafter = remote(url)
+            eventually(lambda: drafter._wire.open)
+            for row in range(2):
+                tell(drafter, row, [], [1, 2])
+            assert all(draft.count for draft in drafter.propose([0, 1], [4, 4]))
+            drafter.forget([1])
+            eventually(lambda: shared.facts["sequences"] == 1)
+
+    def test_whoever_is_gone_leaves_all_its_rows(self) -> None:
+        shared = service(Written(count_up, 12))
+        with running(honest(shared)) as url:
+            drafters = [remote(url)]
+            eventually(lambda: drafters[0]._wire.open)
+            tell(drafters[0], 0, [], [1, 2])
+            assert drafters[0].propose([0], [4])[0].count and shared.facts["sequences"] == 1
+            drafters.clear()
+            gc.collect()
+            eventually(lambda: shared.facts["sequences"] == 0)
+
+    def test_a_row_whose_end_failed_is_over_when_its_number_begins_anew(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Else it would be told of again after every break, and take a row of the service."""
+        shared = service(Written(count_up, 12))
+        with running(honest(shared)) as url:
+            drafter = remote(url)
+            eventually(lambda: drafter._wire.open)
+            tell(drafter, 0, [], [1, 2])
+            assert drafter.propose([0], [4])[0].count
+            with monkeypatch.context() as broken:
+                broken.setattr(drafter._wire, "end", None)
+                with pytest.raises(TypeError):
+                    drafter.forget([0])
+            tell(drafter, 0, [], [3, 4])
+            assert drafter.propose([0], [4])[0].token[0] == 5
+            assert len(drafter._wire._texts) == shared.facts["sequences"] == 1
+
     def test_a_row_that_is_not_asked_about_is_not_told_of(self) -> None:
         """The price is too high for a while: no traffic, and afterwards everything at once."""
         shared = service(Written(count_up, 12))
