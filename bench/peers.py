@@ -1,9 +1,10 @@
 """Our server beside those of others: the same prompts over HTTP, all started together and running in turns.
 
-All servers of a run are up at once, get a load together and run in turns of a second (`turns.py`), so that a machine that slows down
-slows each of them; ratios are taken within a round, and their median counts. Answers have the same length everywhere: peers are told to
-ignore the end of text, and ours, whose API has no word for that, gets prompts whose answers are long enough (chosen beforehand, for each
-of its weight formats).
+All servers of a run are up at once, get a load together and run in turns of a quarter of a second (`turns.py`), so that a machine that
+slows down slows each of them. All processes of a server are stopped at the end of its turn, of whomever it is: some have a worker that
+schedules by itself and is never idle. Ratios are taken within a round, and their median counts. Answers have the same length everywhere:
+peers are told to ignore the end of text, and ours, whose API has no word for that, gets prompts whose answers are long enough (chosen
+beforehand, for each of its weight formats).
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ class Contest:
             self._say(f"round {number + 1} of {self._settings.rounds}: {streams} streams")
             order = rotated(self._entrants, number)
             families = [servers[entrant.name].family for entrant in order]
-            loads = await in_turns(families, [self._put(entrant, servers[entrant.name], number, streams) for entrant in order])
+            jobs = [self._put(entrant, servers[entrant.name], number, streams) for entrant in order]
+            loads = await in_turns(families, jobs, idle=None)
             found += [outcome(entrant, number, streams, records) for entrant, records in zip(order, loads)]
         return found
 

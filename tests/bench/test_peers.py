@@ -13,6 +13,7 @@ from forerun.bench.entrants import Entrant, entrants
 from forerun.bench.errors import BenchError
 from forerun.bench.launched import Program
 from forerun.bench.peers import Contest, Facts, Settings, Turn, bars, ratio, rotated, table
+from forerun.bench.turns import Turns
 
 TOKENS = 6
 SMALL = Settings(streams=(1, 3), rounds=2, tokens=TOKENS)
@@ -23,7 +24,13 @@ def fake(server: str, kind: str, weights: str, api: str, gap: float = 0.0, token
     return Entrant(server, kind, weights, Program(words), api, ends=api == "tgi")
 
 
-async def test_servers_run_in_turns() -> None:
+async def test_servers_run_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[tuple[object, ...]] = []
+
+    async def finish(*given: object) -> None:
+        waited.append(given)
+
+    monkeypatch.setattr(Turns, "_finish", finish)
     both = [fake("forerun", "bf16", "bf16", "tgi", gap=0.002), fake("llama.cpp", "bf16", "bf16", "llama", gap=0.02)]
     said: list[str] = []
     contest = Contest(both, SMALL, said.append)
@@ -38,6 +45,7 @@ async def test_servers_run_in_turns() -> None:
         "3 streams, bf16: ours / best peer": True,
     }
     assert any("round 2 of 2" in line for line in said)
+    assert not waited, "a server is stopped whole: some of them have workers that go on without their front"
 
 
 async def test_answers_that_end_early_are_no_measurement() -> None:

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from forerun.bench import turns as turns_module
-from forerun.bench.turns import Turns, standing
+from forerun.bench.turns import Clock, Turns, in_turns, standing
 
 FAMILIES = [[101, 102], [201], [301]]
 TURN = 0.01
@@ -60,6 +60,19 @@ async def test_who_never_finishes_is_stopped_all_the_same(sent: list[tuple[int, 
         await asyncio.sleep(20 * TURN)
         assert turns.clock(0)() >= 2 * TURN
         assert turns.clock(1)() > 0
+
+
+async def test_a_server_of_which_nothing_is_waited_for_is_stopped_whole(sent: list[tuple[int, int]]) -> None:
+    """Its worker would go on without its front, which its answers wait for, and its clock runs."""
+
+    async def job(clock: Clock) -> float:
+        for _ in range(60):
+            await asyncio.sleep(TURN / 10)
+        return clock()
+
+    assert min(await in_turns([[101, 102], [201]], [job, job], TURN, idle=None)) > 0
+    front, worker = ([signum for of, signum in sent if of == pid] for pid in (101, 102))
+    assert front == worker and front.count(signal.SIGSTOP) >= 2, "a front that is stopped first is stopped twice a turn"
 
 
 def test_servers_that_wait_stand_still_and_go_on_whatever_happens(sent: list[tuple[int, int]]) -> None:
