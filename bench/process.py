@@ -51,13 +51,17 @@ def family(pid: int) -> list[int]:
 def idle(pid: int) -> bool:
     """No thread of the process is running, about to, or reading a disk; so is one that is gone."""
     try:
-        return not any(_state(task) in "RD" for task in Path(f"/proc/{pid}/task").iterdir())
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
     except (FileNotFoundError, ProcessLookupError):
         return True
+    return not any(map(_busy, threads))
 
 
-def _state(task: Path) -> str:
-    return (task / "stat").read_text().rpartition(")")[2].split()[0]
+def _busy(thread: Path) -> bool:
+    try:
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0] in "RD"
+    except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile; the others may be busy
+        return False
 
 
 def command_line(pid: int) -> list[str]:

@@ -53,6 +53,12 @@ def test_who_waits_is_idle_and_who_works_is_not() -> None:
     assert idle(child.pid), "it is gone"
 
 
+def test_who_works_is_not_idle_because_a_thread_of_it_ended_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was listed, and is gone when its state is read; the thread that asks is running."""
+    monkeypatch.setattr(os, "listdir", lambda folder, listed=os.listdir: ["0", *listed(folder)])
+    assert not idle(os.getpid())
+
+
 def test_children_and_their_command_lines() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()", "a b"], stdin=subprocess.PIPE)
     try:
