@@ -319,7 +319,7 @@ def _speculation(options: argparse.Namespace) -> int:
     chosen = workloads.from_folder(options.prompts, options.only) if options.prompts else workloads.made(options.only)
     if options.plot:
         plots.require()
-    kept = speculation.earlier(json.loads(options.out.read_text())["outcomes"]) if options.add and options.out.exists() else []
+    kept = speculation.earlier(json.loads(options.out.read_text())) if options.add and options.out.exists() else []
     form = chat_form(Path(options.model_id))
     measured = speculation.Sweep(options.model_id, options.speculator, options.server_flags, settings, form, show_steps())
     try:
@@ -328,7 +328,7 @@ def _speculation(options: argparse.Namespace) -> int:
         outcomes = [*kept, *speculation.numbered(measured.outcomes, kept)]
         write(
             options.out,
-            {"settings": _settings(options), "machine": machine(), "outcomes": [dataclasses.asdict(one) for one in outcomes]},
+            {"settings": _settings(options), "machine": machine(), **speculation.details(outcomes)},
         )
     spots = sweep.condense(outcomes)
     if options.plot:

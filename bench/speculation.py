@@ -23,12 +23,14 @@ from forerun.bench.records import Record, Shape
 from forerun.bench.stats import median, percentile
 from forerun.bench.steady import Steady, compare
 from forerun.bench.sweep import Match, Outcome, Side, lives
-from forerun.bench.turns import Clock, in_turns, standing
+from forerun.bench.turns import SECONDS, Clock, in_turns, standing
 from forerun.bench.workloads import Workload
 
 FLAGS = {"--max-batch-total-tokens": "32768", "--max-total-tokens": "4096"}
 """unless given otherwise"""
 WARM_TOKENS = 48
+RULES = f"equal work while all streams are busy, matches of a round together, turns of {SECONDS:g} s that end with the front"
+"""By which matches are judged, for a result file. To be worded anew with every change of what a ratio is made of."""
 STATE = "forerun_speculation_"
 """how the names begin under which a server shows what its drafters and its controller do"""
 
@@ -195,7 +197,9 @@ def side(records: Sequence[Record], busy: Steady) -> Side:
 
 
 def _step_seconds(records: Sequence[Record]) -> float:
-    """The lower quartile of the time from one step's tokens to the next of a stream: steps without prompts, also where most have some."""
+    """The lower quartile of the time from one step's tokens to the next of a stream: steps without prompts, also where most have some. A
+    little low: what came out while the front was stopped it sends at once when its turn begins, and gaps are short then. So it is on both
+    sides, and one of them sets the price of a token for both."""
     gaps = sorted(gap for record in records for gap in record.gaps if gap > 0.0)
     return percentile(gaps, 25) if gaps else 0.0
 
@@ -217,10 +221,20 @@ def describe(outcomes: Sequence[Outcome]) -> list[str]:
     return [f"{one.workload}, {one.streams} streams: {text}" for one in outcomes for text in one.differing]
 
 
-def earlier(details: Any) -> list[Outcome]:
-    """Outcomes as JSON has them. Raises BenchError for those of another version."""
+def details(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """For a result file."""
+    return {"rules": RULES, "outcomes": [dataclasses.asdict(one) for one in outcomes]}
+
+
+def earlier(result: dict[str, Any]) -> list[Outcome]:
+    """The outcomes of a result file. Raises BenchError for those of another version, or that were judged by other rules."""
+    if (rules := result.get("rules")) != RULES:
+        raise BenchError(
+            "the matches of the result file that is to be added to were judged by other rules, so medians would mix two ways of measuring: "
+            f"give a new file with --out (its rules: {rules or 'not told, it is older'}; now: {RULES})"
+        )
     try:
-        return msgspec.convert(details, list[Outcome])
+        return msgspec.convert(result.get("outcomes"), list[Outcome])
     except msgspec.ValidationError as error:
         raise BenchError(f"the result file that is to be added to is another version's, give a new one with --out: {error}") from error
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from forerun.bench import plots
 from forerun.bench.errors import BenchError
 from forerun.bench.records import Record
-from forerun.bench.speculation import Counts, describe, differing, earlier, numbered
+from forerun.bench.speculation import Counts, describe, details, differing, earlier, numbered
 from forerun.bench.sweep import Outcome, Side, bars, condense, lives, matches, requests, table
 from forerun.bench.workloads import Workload
 
@@ -107,11 +107,19 @@ def test_rounds_can_be_added_to_a_result() -> None:
 
 def test_a_result_can_be_read_again() -> None:
     kept = [outcome(1.25, "copy", 8)]
-    details = json.loads(json.dumps([dataclasses.asdict(one) for one in kept]))
-    assert earlier(details) == kept
-    del details[0]["pairs"]
-    with pytest.raises(BenchError, match="--out"):
-        earlier(details)
+    result = json.loads(json.dumps(details(kept)))
+    assert earlier(result) == kept
+    del result["outcomes"][0]["pairs"]
+    with pytest.raises(BenchError, match="another version's, give a new one with --out"):
+        earlier(result)
+
+
+@pytest.mark.parametrize("rules", [{"rules": "work of all of the match, turns of a second"}, {}])
+def test_matches_that_were_judged_by_other_rules_are_not_added_to(rules: dict[str, str]) -> None:
+    """All else is the same, so that nothing else would tell."""
+    told = next(iter(rules.values()), "not told, it is older")
+    with pytest.raises(BenchError, match=f"new file with --out .its rules: {told}; now: equal work"):
+        earlier(rules | {"outcomes": details([outcome(1.25)])["outcomes"]})
 
 
 def test_counts_of_a_server() -> None:
