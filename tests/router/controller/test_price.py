@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from forerun.messages import Profile
 from forerun.router.controller.cost import Costs
 from forerun.router.controller.price import Price
+from forerun.router.controller.toll import tolls
 from forerun.router.guesses import Round
 from tests.router.controller.streams import COSTS, World, seconds_of, sequence
 
@@ -262,6 +263,16 @@ def test_a_machine_that_became_much_slower_at_once_is_believed() -> None:
         world.slow = 6.0 if number >= 50 else 1.0
         world.step(controller, streams)
     assert controller.snapshot().drift == pytest.approx(6.0, rel=0.1)
+
+
+@pytest.mark.parametrize(("streams", "beyond"), [(1, 0), (8, 0), (16, 8), (32, 24)])
+def test_guesses_of_a_crowd_must_bring_one_deviation_of_what_is_in_doubt(streams: int, beyond: int) -> None:
+    """Of each sequence beyond those that need no margin. A node costs next to nothing here, and what is in doubt is more than deciding
+    takes, so that nothing else counts."""
+    controller = Price(COSTS, most=4)
+    doubt = controller._costs.doubt(streams, 2 * streams)
+    assert doubt > 0.02
+    assert controller._margin(streams, streams, tolls([1e-9] * 64, 1000.0, 0.0)) == pytest.approx(beyond * doubt)
 
 
 @given(st.integers(0, 60))
