@@ -91,13 +91,14 @@ EOF
 }
 
 case "${1:-}" in
-llama.cpp) llama_cpp ;;
-openvino) openvino ;;
-vllm) vllm ;;
+llama.cpp | openvino | vllm) ;;
 *)
     sed -n '2,7s/^# \{0,1\}//p' "$0"
     exit 2
     ;;
 esac
-touch "$ROOT/.peers/$1/ready" # an environment is there long before what belongs into it
+ready=$ROOT/.peers/$1/ready # an environment is there long before what belongs into it, and one that is half renewed is not ready
+rm -f "$ready"
+"${1/./_}"
+touch "$ready"
 say "$1 is ready"
