@@ -32,19 +32,22 @@ STEP_TOKENS = 1024
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Job:
-    """A text to be written. `seed` throws its dice; without `sample` it is greedy. `limit`: most generated tokens."""
+    """A text to be written. `seed` throws its dice; without `sample` it is greedy. `limit`: most generated tokens. `states`: those that the
+    target has while it writes are wanted."""
 
     number: int
     prompt: list[int]
     limit: int
     sample: bool
     seed: int
+    states: bool = False
 
 
 @dataclasses.dataclass(slots=True)
 class Written:
     """What was written so far. `tokens`: generated ids; `candidates`, `logprobs`: for each of them, what was most likely; `states`: pieces
-    of what the target thought while it read all tokens but the newest, bfloat16 [tokens, layers · hidden], where that was asked for."""
+    of what the target thought while it read all tokens but the newest, bfloat16 [tokens, layers · hidden], where the job wants them and the
+    target has `layers`."""
 
     job: Job
     tokens: list[int] = dataclasses.field(default_factory=list)
@@ -64,7 +67,10 @@ class Target:
         self.longest = min(longest, self._model.max_tokens)
         self.stops = stop_ids(Path(start.model_id))
         if beyond := [layer for layer in layers if not -1 <= layer <= self._model.layers]:
-            raise ValueError(f"the target has no layer {beyond[0]}: it has 0 to {self._model.layers}, the last of them is the final norm")
+            raise ValueError(
+                f"the target has no layer {beyond[0]}: it has 0 to {self._model.layers}, the last of them is the final norm, and -1 is "
+                "what the first one reads"
+            )
         self._rows = rows
         self._width = min(width, self.vocab)
         self._pages = -(-self.longest // self._backend.caps.page_tokens)
@@ -109,8 +115,10 @@ class Target:
     def _step(self, shares: list[Share], running: dict[int, Written]) -> Iterator[Written]:
         output = self._run(build(shares, self._table.table, self._backend.device))
         if output.taps is not None:
-            for share, states in zip(shares, torch.split(output.taps.cpu().to(torch.bfloat16), [share.known for share in shares])):
-                running[share.row.number].states.append(states)
+            for share, states in zip(shares, torch.split(output.taps, [share.known for share in shares])):
+                text = running[share.row.number]
+                if text.job.states:
+                    text.states.append(states.to("cpu", torch.bfloat16, copy=True))  # a part would keep the whole step's
         logits = output.logits
         values, ids = torch.topk(logits, min(CHOICES, self.vocab))
         places = self._picks(shares, values, ids).tolist()

@@ -51,19 +51,18 @@ class Conversations:
 
     def turn(self, number: int) -> Job:
         opening, _, seed = self._dice(number)
-        return self._job(2 * number, self._frame.begun(opening.text), opening.limit, True, seed)
+        return Job(2 * number, self._cut(self._frame.begun(opening.text)), opening.limit, True, seed)
 
     def answer(self, turn: Record) -> Job:
         number = turn.number // 2
         opening, sample, seed = self._dice(number)
         invented = self._frame.text(turn.tokens[turn.prompt :].tolist())
         prompt = self._frame.asked((opening.text + invented).strip() + opening.closing)
-        return self._job(2 * number + 1, prompt, self._limit, sample, seed ^ 1)
+        return Job(2 * number + 1, self._cut(prompt), self._limit, sample, seed ^ 1, states=True)
 
-    def _job(self, number: int, prompt: list[int], limit: int, sample: bool, seed: int) -> Job:
+    def _cut(self, prompt: list[int]) -> list[int]:
         """A prompt that leaves no room loses its head: what is learnt is how the target goes on."""
-        kept = prompt[-(self._room - 1) :]
-        return Job(number, kept, limit, sample, seed)
+        return prompt[-(self._room - 1) :]
 
 
 class Gathered:

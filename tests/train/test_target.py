@@ -59,6 +59,15 @@ def test_a_text_ends_at_its_limit_or_with_a_stop_token(opened: Target) -> None:
         assert stops == [len(text.tokens) - 1] if stops else len(text.tokens) == 40
 
 
+def test_states_are_kept_of_the_texts_that_want_them(folder: Path) -> None:
+    """Each in memory of its own: a part of a step's would keep those of all its texts."""
+    target = Target(Start(model_id=str(folder), device="cpu", threads=1), 3, 192, 8, (-1, 2))
+    found = written(target, [Job(number, [1, 20, 21], 5, False, 0, states=number == 1) for number in range(3)])
+    assert [len(found[number].states) > 0 for number in range(3)] == [False, True, False]
+    assert [len(piece) for piece in found[1].states] == [3] + [1] * (len(found[1].tokens) - 1)
+    assert all(piece.untyped_storage().nbytes() == 2 * piece.numel() for piece in found[1].states)
+
+
 def test_a_text_never_grows_beyond_the_longest(folder: Path) -> None:
     text = written(open_tiny(folder, longest=24), [Job(0, list(range(10, 30)), 100, False, 0)])[0]
     assert len(text.job.prompt) + len(text.tokens) <= 24
