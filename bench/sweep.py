@@ -106,11 +106,9 @@ class Spot:
 
 def requests(streams: int) -> int:
     """How many make a match. Most for one stream, which has bars, since one text is easier to guess than another: six prompts of a kind,
-    replayed by the dozen, came to anything from 1.2 to 2.0 on chat. Few for two to eight, where guesses win by more than a short match is
-    in doubt about. And many where they hardly win, and all hangs on the doubt."""
-    if streams == 1:
-        return 20
-    return max(2 * streams, 10 if streams <= 8 else 64)
+    replayed by the dozen, came to anything from 1.2 to 2.0 on chat. And enough for the others to be busy for seconds: two for each of eight
+    streams were over in less than one."""
+    return 20 if streams == 1 else min(8 * streams, max(2 * streams, 64))
 
 
 def matches(streams: int) -> int:
