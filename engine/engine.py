@@ -86,7 +86,7 @@ class Engine:
         sources = by_source((share.draft, share.accepted) for share in shares) if nodes else []
         lacked, chosen = self._speculator.late(), _micros(0.0, self._speculator.chosen())
         times = _micros(started, drafted), _micros(drafted, verified)
-        return StepResult(plan.step, emits, *times, rows, nodes, depths, sources, news, lacked, chosen)
+        return StepResult(plan.step, emits, *times, rows, nodes, depths, sources, news, lacked, chosen, self._speculator.caught_up())
 
     def inject(self, message: Inject) -> None:
         """`fail`: the row that next reaches `value` generated tokens ends with an error."""

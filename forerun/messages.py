@@ -153,6 +153,8 @@ class StepResult(Message, frozen=True, array_like=True, tag="result"):
     """what the drafter had to do without since the last result: positions of texts, answers of a draft service, and rows that one had
     no room for"""
     chosen_us: int = 0
+    caught_up: int = -1
+    """tokens that the drafter read in this step, beyond those that are news in any; −1: it reads all of a row when it is asked about it"""
 
 
 class Start(Message, frozen=True, array_like=True, tag="start"):

@@ -43,7 +43,8 @@ class Round:
     """A finished step. `roots`: rows that decoded, each of which brings a token without any guess. `rows`: of the forward, `nodes` of them
     guesses and `prefill_tokens` prompt. `asked`: sequences that might have guesses, `drafts`: that had some. `read`: tokens of all that
     decoded. `tokens`: committed. `draft_seconds` are part of `seconds`, `chosen_seconds` of these: what the drafter
-    need not have spent, and weighs by itself."""
+    need not have spent, and weighs by itself. `caught_up`: tokens that the drafter read, beyond the usual; −1: all that it was not asked
+    about before."""
 
     roots: int
     rows: int
@@ -56,6 +57,7 @@ class Round:
     prefill_tokens: int = 0
     drafts: int = 0
     chosen_seconds: float = 0.0
+    caught_up: int = -1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ def round_of(tally: Tally, result: StepResult, seconds: float) -> Round:
         prefill_tokens=tally.prefill_tokens,
         drafts=tally.drafts,
         chosen_seconds=result.chosen_us / 1e6 if tally.asked else 0.0,
+        caught_up=result.caught_up,
     )
 
 

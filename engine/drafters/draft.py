@@ -264,6 +264,11 @@ class Needs:
     behind: Callable[[int], int] = dataclasses.field(default=_all_read, compare=False)
 
     @property
+    def tells(self) -> bool:
+        """It reads what it was told part by part, and says how far it is."""
+        return self.behind is not _all_read
+
+    @property
     def dear(self) -> bool:
         """It computes more than look-ups."""
         return bool(self.pools or self.layers)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forerun.engine import grammar, rejection
+from forerun.engine.drafters.asking import USUAL
 from forerun.engine.drafters.choose import choose, keep
 from forerun.engine.drafters.draft import Commit, Draft, Drafter, Late, Needs, Room, Silent, Terms, prune
 from forerun.engine.drafters.failures import Failures
@@ -35,6 +36,7 @@ class Speculator:
         self.failures = Failures()
         self._answers: dict[int, dict[tuple[int, ...], int]] = {}
         self._late = Late()
+        self._caught_up = 0
 
     @property
     def needs(self) -> Needs:
@@ -74,7 +76,9 @@ class Speculator:
             if self.needs.lazy:
                 self._catch_up(rows)
             terms = Terms(plan.price, plan.goodput, plan.toll if compete else ())
+            before = self._behind(rows)
             drafts = self._drafter.propose([row.number for row in rows], [room.nodes for room in rooms], terms)
+            self._caught_up += sum(max(0, then - now - USUAL) for then, now in zip(before, self._behind(rows)))
             fitting = [self._fit(draft, room) for draft, room in zip(drafts, rooms, strict=True)]
             if guided:
                 fitting = grammar.along(asked, fitting, rooms)
@@ -142,6 +146,15 @@ class Speculator:
     def chosen(self) -> float:
         """Seconds that the drafter spent by its own choice since this was asked last."""
         return self.needs.chosen()
+
+    def caught_up(self) -> int:
+        """Tokens beyond the usual that the drafter read since this was asked last; −1 of one that reads all of a row when it is asked
+        about it."""
+        read, self._caught_up = self._caught_up, 0
+        return read if self.needs.tells else -1
+
+    def _behind(self, rows: Sequence[Row]) -> list[int]:
+        return [self.needs.behind(row.number) for row in rows] if self.needs.tells else []
 
     def late(self) -> Late:
         """What the drafter had to do without since this was asked last."""

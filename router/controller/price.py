@@ -133,6 +133,8 @@ class Price:
         costs, roots, read = self._costs, round.roots, round.read
         usual = costs.seconds(roots, roots, read, read) if roots else math.inf
         unread, chosen = self._caught_up(), round.chosen_seconds
+        if round.caught_up >= 0:  # it reads in parts, and knows better
+            unread = round.caught_up
         drafting = self._drafting.observe(round.asked, round.draft_seconds - chosen, unread, chosen, usual)
         self._prompts = round.prefill_tokens
         if not roots:
@@ -140,7 +142,7 @@ class Price:
         scored = read + round.nodes * read // roots
         plain = costs.seconds(round.rows - round.nodes, roots, read, read)
         verifying = costs.seconds(round.rows, roots, read, scored, True) if round.nodes else plain
-        urgent = self._learn(max(0.0, verifying - plain) / max(1, round.nodes))
+        urgent = self._learn(max(0.0, verifying - plain) / max(1, round.nodes), round.caught_up > 0)
         if round.prefill_tokens:
             return
         forward = round.seconds - round.draft_seconds
@@ -166,13 +168,13 @@ class Price:
                 known.read = len(sequence.tokens)
         return unread
 
-    def _learn(self, seconds: float) -> float:
+    def _learn(self, seconds: float, reading: bool = False) -> float:
         """What came of the asks of a step in which each node took so many seconds. Returns what accepted guesses were worth beyond one
-        token each, for being urgent."""
+        token each, for being urgent. `reading`: the drafter reads on, and says nothing of what it has not read."""
         urgent = 0.0
         for sequence, nodes, accepted, expected in self._landed:
             known = self._yields.get(sequence)
-            if known is not None:
+            if known is not None and (nodes or not reading):
                 self._honesty.observe(accepted, expected)
                 earned = self._honesty.factor * expected if expected else accepted
                 known.mean.observe(nodes, earned, nodes * seconds)

@@ -8,13 +8,14 @@ import math
 import numpy as np
 import pytest
 
+from forerun.engine.drafters.asking import USUAL
 from forerun.engine.drafters.dag import Dag
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Late, Needs, Silent, Terms
 from forerun.engine.drafters.failures import MOST_FAILURES
 from forerun.engine.drafters.speculator import Speculator
 from forerun.engine.kv import Table
 from forerun.engine.rows import Row, Share
-from forerun.messages import StepPlan
+from forerun.messages import Admit, Feed, SamplingParams, StepPlan
 from tests.engine.tiny import LONGEST, VOCAB, Front, Sequence_, alone, params_for, tiny_engine
 
 PROMPTS = [[1, 2, 3, 4, 5] * 4, [9, 8, 7] * 6]
@@ -189,3 +190,26 @@ def test_a_budget_bounds_also_what_is_worth_its_toll() -> None:
     assert chosen({}, cheap) == [4, 4]
     assert [sum(chosen({}, cheap, budget)) for budget in (5, 1, 0)] == [5, 1, 0]
     assert chosen({}, cheap, 5, rejects=True) == [4, 1], "drawn drafts take of it in turn"
+
+
+def test_a_step_tells_the_front_what_its_drafter_caught_up_with() -> None:
+    """Where the drafter says how far it is; the front knows of the others that they read all at once."""
+    drafter = Faulty("")
+    left = [300]
+
+    def propose(rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
+        left[0] -= min(left[0], 128)
+        return [Draft.none()] * len(rows)
+
+    drafter.propose = propose  # type: ignore[method-assign]
+    params = SamplingParams(seed=0, prompt_tokens=5, max_new_tokens=9)
+
+    def told() -> list[int]:
+        engine = tiny_engine(drafter)
+        first = engine.step(StepPlan(1, [Admit(0, [1, 2, 3, 4, 5], 0, [0, 1], params)], [Feed(0, 5)]))
+        return [first.caught_up, *(engine.step(StepPlan(step, feed=[Feed(0, 1, 4)], budget=4)).caught_up for step in range(2, 6))]
+
+    assert told() == [-1] * 5
+    left[0] = 300
+    drafter.needs = dataclasses.replace(drafter.needs, behind=lambda row: left[0])
+    assert told() == [0, 128 - USUAL, 128 - USUAL, 44 - USUAL, 0]

@@ -9,10 +9,13 @@ from forerun.bench.unheard import Unheard
 from forerun.engine.drafters.choose import choose
 from forerun.messages import SamplingParams
 from forerun.router.controller.cost import Costs
+from forerun.router.controller.drafting import USUAL
 from forerun.router.guesses import Allowance, Controller, Round
 from forerun.router.request import Request, Sequence
 
 COSTS = Costs([(1, 0.006), (4, 0.0063), (8, 0.0068), (16, 0.0105), (32, 0.0185), (64, 0.035)])
+PART, READ_SECONDS = 128, 1e-4
+"""tokens of a step of a drafter that reads in parts, and what each takes"""
 
 
 def sequence(tokens: int = 50, speculate: int | None = None) -> Sequence:
@@ -46,6 +49,8 @@ class World:
         self.halt = 0.0
         """seconds for which each step stands still"""
         self.plain = self.asked = 0
+        self.unread = -1
+        """tokens that the drafter, which reads a part in a step, has yet to read before it guesses; −1: it says nothing of such"""
         self._dice = random.Random(seed)
 
     def step(self, controller: Controller, sequences: list[Sequence], prefill: int = 0) -> Allowance | None:
@@ -54,6 +59,9 @@ class World:
         nodes = accepted = 0
         asked = sum(most > 0 for most in guess)
         kept = self._kept(allowance) if allowance and self.frugal else guess
+        part = min(self.unread, PART) if asked and self.unread > 0 else 0
+        self.unread -= part
+        kept = [0] * len(kept) if part else kept
         for one, may, most in zip(sequences, guess, kept):
             held = next((n for n in range(most) if self._dice.random() >= self.chance), most)
             if may:
@@ -63,11 +71,12 @@ class World:
             one.tokens.extend([0] * (1 + held))
         rows = len(sequences) + nodes + prefill
         chosen = self.chosen_seconds if asked else 0.0
-        drafting = asked * self.draft_seconds + chosen
+        drafting = asked * self.draft_seconds + part * READ_SECONDS + chosen
         seconds = seconds_of(rows) * self.slow * self._dice.uniform(0.97, 1.03) + drafting + self.halt
         read = sum(len(one.tokens) for one in sequences)
         tokens = len(sequences) + accepted
-        controller.stepped(Round(len(sequences), rows, nodes, asked, read, tokens, seconds, drafting, prefill, chosen_seconds=chosen))
+        late = max(0, part - USUAL) if self.unread >= 0 else -1
+        controller.stepped(Round(len(sequences), rows, nodes, asked, read, tokens, seconds, drafting, prefill, 0, chosen, late))
         self.tokens, self.nodes, self.seconds = self.tokens + tokens, self.nodes + nodes, self.seconds + seconds - self.halt
         if self._belief is not None and nodes:
             self._belief += 0.1 * (self.chance - self._belief)

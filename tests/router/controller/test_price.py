@@ -196,6 +196,22 @@ def test_a_dear_drafter_does_not_close_the_cheap_one_beside_it(by_choice: bool) 
     assert (world.asked > 300) is by_choice
 
 
+def test_a_drafter_that_reads_a_prompt_in_parts_is_not_dear_for_it() -> None:
+    """Not all of a long prompt is read at the first ask: what is read at the next ones is not what those took."""
+    controller, world = Price(COSTS, most=4), World(chance=0.9, draft_seconds=1e-3)
+    dearest = brought = 0.0
+    for prompt in (50, 50, *[600] * 10):
+        streams, world.unread = [sequence(prompt)], prompt
+        for _ in range(30):
+            world.step(controller, streams)
+            dearest = max(dearest, controller.snapshot().drafting[1] if prompt > 50 else 0.0)
+        brought = brought or controller.snapshot().earned
+        assert world.unread == 0, "it went on asking"
+        controller.forget(streams[0])
+    assert dearest < 1.3e-3 and world.plain < 30
+    assert controller.snapshot().earned > 0.95 * brought, "nor does an ask bring less because the drafter had to read first"
+
+
 def test_nobody_looks_for_plain_steps_where_every_step_has_prompts() -> None:
     """Such a step is not learned from, so that the look would never end, and guesses with it."""
     controller, world, streams = Price(COSTS, most=4), World(chance=0.5), [sequence() for _ in range(2)]
