@@ -24,7 +24,8 @@ from forerun.backends.cpu.native_ops import Captured, NativeOps
 from forerun.backends.cpu.regions import Regions, huge_pages
 from forerun.backends.cpu.threads import choose_threads, measure
 from forerun.kernels import quant
-from forerun.kernels.cpu.build import BuildError, build
+from forerun.kernels.build import BuildError
+from forerun.kernels.cpu.build import build
 from forerun.kernels.quant import Codes
 
 log = logging.getLogger(__name__)

@@ -1,8 +1,8 @@
 """`suffix` and `suffix+grams` in one call a step: what `suffix.py`, `grams.py` and `dag.py` say, in C++ (`kernels/lookup/lookup.h`).
 
-A plain step of a small model takes four milliseconds, and look-ups took a quarter of one: not for what they compute, but because a forward
-reads all weights and leaves nothing of the interpreter's own code in the caches. So what became true is only written down, as words on a
-tape, and the tape is played with the next question. The drafts are those of the Python forms, bit by bit: these say what is right, and
+A plain step of a small model takes four to six milliseconds, and look-ups took a quarter of one: not for what they compute, but because a
+forward reads all weights and leaves nothing of the interpreter's own code in the caches. So what became true is only written down, as words
+on a tape, and the tape is played with the next question. The drafts are those of the Python forms, bit by bit: these say what is right, and
 serve where there is no compiler, and in joins with sources that compute.
 """
 
@@ -21,7 +21,7 @@ from forerun.engine.drafters import dag, grams, suffix
 from forerun.engine.drafters.draft import FREE, Commit, Draft, Needs, Terms
 from forerun.engine.drafters.history import fresh
 from forerun.engine.drafters.registry import Setting
-from forerun.kernels.cpu.build import BuildError
+from forerun.kernels.build import BuildError
 from forerun.kernels.lookup.build import build
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ _BEGIN, _TELL, _FORGET, _PROPOSE = range(4)
 _LONGEST_TAPE = 1 << 14
 """words that wait for a question"""
 _FAULTS = {1: "a tape of look-ups makes no sense", 2: "out of memory in look-ups"}
+"""after which every row is forgotten, and guessed for again when it begins anew"""
 _SLOT = 32
 """bytes of a context and what follows it"""
 
@@ -48,8 +49,8 @@ class Lookups:
     """`library`: has `fr_lookup_…`. `texts`, `table`: what is looked up; without a table, texts alone."""
 
     def __init__(self, library: Path, texts: suffix.Texts, table: grams.Table | None = None, most_grams: int = grams.MOST) -> None:
-        contexts = len(table.keys) if table else 0
-        self.needs = Needs(most=texts.most, lazy=True, weight_bytes=_SLOT << (contexts * 3 // 2).bit_length() if table else 0)
+        weights = _SLOT << (len(table.keys) * 3 // 2).bit_length() if table is not None else 0
+        self.needs = Needs(most=texts.most, lazy=True, weight_bytes=weights)
         self._joined = table is not None
         # The interpreter's lock is kept: a call takes a few microseconds, and nobody else would be done with it by then.
         lib = ctypes.PyDLL(str(library))
@@ -57,7 +58,8 @@ class Lookups:
         lib.fr_lookup_open.argtypes = [ctypes.c_void_p]
         lib.fr_lookup_close.argtypes = [ctypes.c_void_p]
         self._run = lib.fr_lookup_run
-        self._run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p, ctypes.c_void_p]
+        part = ctypes.c_void_p, ctypes.c_int64
+        self._run.argtypes = [ctypes.c_void_p, *part, ctypes.c_double, *part, *part]
         self._context = _opened(lib, texts, table, most_grams)
         weakref.finalize(self, lib.fr_lookup_close, self._context)
         self._known: dict[int, int] = {}
@@ -66,17 +68,14 @@ class Lookups:
         self._nodes, self._confidences = array("i"), array("d")
 
     @classmethod
-    def open(cls, parts: Sequence[str], setting: Setting) -> Lookups | None:
-        """None for a join of something else, and where there is no library. `parts`: NAME[=VALUE] of each source."""
-        values = {name: value for name, _, value in (part.partition("=") for part in parts)}
-        if list(values) not in (["suffix"], ["suffix", "grams"]) or not setting.native:
-            return None
-        texts = suffix.Texts.read(values["suffix"], setting)
-        table = grams.Table.find(values["grams"], setting) if "grams" in values else None
+    def open(cls, values: Sequence[str], setting: Setting) -> Lookups | None:
+        """`values`: of `suffix`, and of `grams` where both are joined. None where there is no library."""
+        texts = suffix.Texts.read(values[0], setting)
+        table = grams.Table.find(values[1], setting) if len(values) > 1 else None
         try:
             return cls(build(), texts, table, min(setting.nodes or grams.MOST, grams.MOST))
-        except BuildError as error:
-            log.warning("look-ups go on in Python and take twice as long: %s", error)
+        except (BuildError, OSError) as error:  # nothing to build it with, or a library that this machine cannot load
+            log.warning("look-ups go on in Python and are slower: %s", str(error).partition("\n")[0])
             return None
 
     def absorb(self, commit: Commit) -> None:
@@ -88,7 +87,9 @@ class Lookups:
                 tokens = len(commit.tokens[i])
                 scope = commit.scope[i].encode() if commit.scope else b""
                 words = [_BEGIN, number, commit.prompt[i] if commit.prompt else tokens, tokens, len(scope), *scope, *words]
-            self._tape.extend(words)  # all or nothing, whatever happens
+            if min(words) < 0:
+                raise ValueError(f"row {number} was told something negative")
+            self._tape.extend(array("i", words))  # all or nothing, whatever happens: of a list it would take what comes before a misfit
             self._known[number] = known + len(new)
         if len(self._tape) > _LONGEST_TAPE:
             self._play([], 0.0)
@@ -113,7 +114,7 @@ class Lookups:
         return drafts
 
     def forget(self, rows: list[int]) -> None:
-        self._tape.extend([word for number in rows if number in self._known for word in (_FORGET, number)])
+        self._tape.extend(array("i", [word for number in rows if number in self._known for word in (_FORGET, number)]))
         for number in rows:
             self._known.pop(number, None)
 
@@ -121,24 +122,25 @@ class Lookups:
         """Everything that was written down, and then the question. What is not played stays on the tape, but for the question."""
         tape = self._tape
         told = len(tape)
-        tape.extend(question)
         try:
-            addresses = [part.buffer_info()[0] for part in (tape, self._nodes, self._confidences)]
-            fault = self._run(self._context, addresses[0], len(tape), least, *addresses[1:])
-        except BaseException:
+            tape.extend(array("i", question))
+            buffers = [word for part in (self._nodes, self._confidences) for word in part.buffer_info()]
+            address, words = tape.buffer_info()
+            told = 0  # from here on it counts as played, even if a signal raises when it was: nothing is told twice
+            fault = self._run(self._context, address, words, least, *buffers)
+        finally:
             del tape[told:]
-            raise
-        del tape[:]
         if fault:
-            self._known.clear()  # nobody knows how far it came
             raise RuntimeError(_FAULTS[fault])
 
 
 def _opened(lib: ctypes.CDLL, texts: suffix.Texts, table: grams.Table | None, most_grams: int) -> ctypes.c_void_p:
     rates, joint = (np.asarray(prior, np.float64) for prior in (suffix.cells(), dag.cells(2)))
-    parts = [np.ascontiguousarray(part) for part in (rates, joint, *((table.keys, table.tokens, table.chances) if table else ()))]
+    parts = [
+        np.ascontiguousarray(part) for part in (rates, joint, *((table.keys, table.tokens, table.chances) if table is not None else ()))
+    ]
     numbers = texts.tree, texts.shared, most_grams, suffix.MOST_SCOPES, texts.own_tokens, texts.shared_tokens
-    sources = _Sources(*numbers, len(table.keys) if table else 0, *(part.ctypes.data for part in parts))
+    sources = _Sources(*numbers, -1 if table is None else len(table.keys), *(part.ctypes.data for part in parts))
     context = ctypes.c_void_p(lib.fr_lookup_open(ctypes.byref(sources)))
     if not context.value:
         raise MemoryError("out of memory for look-ups")

@@ -34,6 +34,8 @@ DRAFTERS = {
     "remote": "forerun.engine.drafters.remote:Remote",
     "suffix": "forerun.engine.drafters.suffix:Suffix",
 }
+NATIVE = {(DRAFTERS["suffix"],), (DRAFTERS["suffix"], DRAFTERS["grams"])}
+"""what `lookups.py` does in one call, if it is these"""
 AUTO = "suffix"
 """what `auto` is for a model that brings no drafter of its own"""
 
@@ -72,9 +74,12 @@ def open_drafter(spec: str, setting: Setting) -> Drafter:
     if spec == "none":
         return Silent()
     parts = re.split(rf"\+(?=(?:{'|'.join(DRAFTERS)})(?:[=+]|$))", AUTO if spec == "auto" else spec)
-    lookups: Drafter | None = importlib.import_module("forerun.engine.drafters.lookups").Lookups.open(parts, setting)
-    if lookups is not None:
-        return lookups
+    named = [part.partition("=") for part in parts]
+    if setting.native and tuple(DRAFTERS.get(name) for name, _, _ in named) in NATIVE:
+        lookups = importlib.import_module("forerun.engine.drafters.lookups")
+        native: Drafter | None = lookups.Lookups.open([value for _, _, value in named], setting)
+        if native is not None:
+            return native
     if len(parts) == 1:
         return _open(parts[0], setting)
     dag = importlib.import_module("forerun.engine.drafters.dag")

@@ -12,16 +12,17 @@ import concurrent.futures
 import fcntl
 import hashlib
 import os
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from forerun.kernels.build import BuildError, compiler, remove_older, run, this_machine
+from forerun.kernels.build import places as build_places
+
 HERE = Path(__file__).resolve().parent
 SOURCES = ("isa.cpp", "run.cpp", "pool.cpp")
-COMPILERS = ("c++", "g++", "clang++")
 COMMON = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra")
 SANITIZE = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 FEWER_ROWS = "-DFR_ROWS=2"  # in a tile of the scalar form, whose plain arrays sanitizers make slow to compile
@@ -38,29 +39,13 @@ MACHINES: dict[str, dict[str, tuple[str, ...]]] = {
 OBJECTS = "building-"
 """How the names of folders begin that hold the objects of a build."""
 
-SAME = {"AMD64": "x86_64", "arm64": "aarch64"}
 EMULATED = {"aarch64": ("max", "cortex-a72")}
 """Processors that the kernel test runs on elsewhere: with everything there is, and without bf16 dot products."""
-
-
-class BuildError(RuntimeError):
-    """No compiler, or it failed; the message says what to do."""
-
-
-def this_machine() -> str:
-    return SAME.get(platform.machine(), platform.machine())
 
 
 def instruction_sets(machine: str) -> dict[str, tuple[str, ...]]:
     """An unknown machine has the scalar form."""
     return MACHINES.get(machine, SCALAR)
-
-
-def compiler() -> str:
-    for name in COMPILERS:
-        if path := shutil.which(name):
-            return path
-    raise BuildError("no C++ compiler found; install g++ or clang++ (Debian: apt-get install g++)")
 
 
 def fingerprint() -> str:
@@ -72,11 +57,7 @@ def fingerprint() -> str:
 
 
 def places() -> list[Path]:
-    """Where a library may lie: beside the sources, else in the user's cache (an installed package may not be writable)."""
-    try:
-        return [HERE / "_build", Path.home() / ".cache" / "forerun"]
-    except RuntimeError:  # a user without a home, as in a container that runs under any id
-        return [HERE / "_build"]
+    return build_places(HERE)
 
 
 def built() -> Path | None:
@@ -116,10 +97,7 @@ def _build_in(place: Path, cxx: str) -> None:
             return
         target = place / f"libforerun_cpu-{sources}.so"
         os.replace(made, target)
-    if place.parent == HERE:  # these sources' own folder: what older ones left there serves nobody
-        for old in place.glob("libforerun_cpu-*.so"):
-            if old != target:
-                old.unlink()
+    remove_older(target, "libforerun_cpu-*.so", HERE)
 
 
 def check(machine: str) -> int:
@@ -158,14 +136,6 @@ def _objects(cxx: str, machine: str, folder: Path, flags: tuple[str, ...] = (), 
 def _link(cxx: str, objects: list[Path], flags: tuple[str, ...], target: Path) -> Path:
     run([cxx, "-pthread", *flags, *map(str, objects), "-o", str(target)])
     return target
-
-
-def run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise BuildError(f"{' '.join(command)} failed:\n{done.stderr}")
-    if done.stderr:
-        sys.stderr.write(done.stderr)
 
 
 def main() -> int:

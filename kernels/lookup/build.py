@@ -2,34 +2,38 @@
 
 As with the kernels (`kernels/cpu/build.py`) the library's name holds a hash of sources, flags and machine. It is a library of its own
 because who changes one should not wait for the other, and because where the model runs on another device only this one is needed.
-`python -m forerun.kernels.lookup.build` builds by hand.
+`python -m forerun.kernels.lookup.build` builds by hand, `--check` builds and runs their test under AddressSanitizer and UBSan.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from forerun.kernels.cpu import build as kernels
+from forerun.kernels.build import BuildError, compiler, remove_older, run, this_machine
+from forerun.kernels.build import places as build_places
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE / "lookup.cpp"
-FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra")
+FLAGS = ("-std=c++20", "-O2", "-fPIC", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra")
+SANITIZE = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 NAME = "libforerun_lookup-"
 
 
 def name() -> str:
-    digest = hashlib.sha256(repr((FLAGS, kernels.this_machine())).encode())
+    digest = hashlib.sha256(repr((FLAGS, this_machine())).encode())
     for path in sorted([*HERE.glob("*.h"), SOURCE]):
         digest.update(path.name.encode() + path.read_bytes())
     return f"{NAME}{digest.hexdigest()[:16]}.so"
 
 
 def places() -> list[Path]:
-    return [HERE / "_build", *kernels.places()[1:]]
+    return build_places(HERE)
 
 
 def built() -> Path | None:
@@ -42,28 +46,38 @@ def build() -> Path:
     takes the other's place."""
     if found := built():
         return found
-    cxx, target = kernels.compiler(), name()
+    cxx, target = compiler(), name()
     for place in places():
         try:
             place.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=place) as folder:
-                made = compile_to(Path(folder) / "made.so", cxx)
+                made = Path(folder) / "made.so"
+                run([cxx, *FLAGS, "-shared", str(SOURCE), "-o", str(made)])
                 os.replace(made, place / target)
+            remove_older(place / target, f"{NAME}*.so", HERE)
             return place / target
         except OSError:
             continue
-    raise kernels.BuildError(f"none of these folders can be written: {', '.join(map(str, places()))}")
+    raise BuildError(f"none of these folders can be written: {', '.join(map(str, places()))}")
 
 
-def compile_to(target: Path, cxx: str, flags: tuple[str, ...] = ()) -> Path:
-    kernels.run([cxx, *FLAGS, *flags, str(SOURCE), "-o", str(target)])
-    return target
+def check() -> int:
+    """Builds check.cpp and the look-ups with sanitizers and runs it; its exit status."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "check"
+        run([compiler(), *FLAGS, *SANITIZE, str(SOURCE), str(HERE / "check.cpp"), "-o", str(program)])
+        return subprocess.run([program], check=False).returncode
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description="Build the look-ups.")
+    parser.add_argument("--check", action="store_true", help="build and run their test with sanitizers")
+    options = parser.parse_args()
     try:
+        if options.check:
+            return check()
         print(build())
-    except kernels.BuildError as error:
+    except BuildError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -5,12 +5,13 @@
  *
  *   FR_BEGIN    row prompt tokens n scope…   a row begins (anew): so many of its tokens are its client's, so many are expected soon; answers
  *                                            are shared among rows of equal scope
- *   FR_TELL     row n token…                 what became true of it
+ *   FR_TELL     row n token…                 what became true of it; nothing, where it is not known
  *   FR_FORGET   row
  *   FR_PROPOSE  row most                     at most so many guesses, please
  *
  * An answer to FR_PROPOSE, in the order in which they are asked: in `nodes` n, n tokens, n parents (−1 = the root) and, where there is a table,
- * n sources (bits; 1 = texts, 2 = the table); in `confidences` n numbers. Three words for each guess asked for and one for each row are enough.
+ * n sources (bits; 1 = texts, 2 = the table); in `confidences` n numbers. Three words for each guess asked for and one for each row are
+ * enough, and a question for whose guesses there are fewer is refused. Prompt, tokens, n, token and most are never negative.
  */
 #ifndef FORERUN_LOOKUP_H
 #define FORERUN_LOOKUP_H
@@ -24,8 +25,8 @@ extern "C" {
 enum { FR_BEGIN, FR_TELL, FR_FORGET, FR_PROPOSE };
 
 /* `tree`: siblings are wanted. `shared`: answers of rows that have ended are remembered for others. The most tokens that are remembered of a
- * row, and of others' answers in each of so many scopes. `rates`: prior of the 240 kinds of guesses from texts. A table of `contexts` keys, or
- * 0; [contexts, 4] tokens and chances (of 255), what follows each. `joint`: prior of the 78 kinds of guesses of both together. */
+ * row, and of others' answers in each of so many scopes. `rates`: prior of the 240 kinds of guesses from texts. A table of `contexts` keys,
+ * or −1 = no table; [contexts, 4] tokens and chances (of 255), what follows each. `joint`: prior of the 78 kinds of guesses of both together. */
 typedef struct {
     int32_t tree, shared, most_grams, scopes;
     int64_t own_tokens, shared_tokens, contexts;
@@ -40,9 +41,10 @@ typedef struct fr_lookup fr_lookup;
 /* Copies what it needs. Null: out of memory. */
 fr_lookup* fr_lookup_open(const fr_sources* sources);
 void fr_lookup_close(fr_lookup* lookup);
-/* Plays a tape. `least`: survival of a node below which it is not mentioned. 0, or 1: the tape makes no sense from some place on, or 2: out of
- * memory; then nothing is known of what was told. */
-int32_t fr_lookup_run(fr_lookup* lookup, const int32_t* tape, int64_t length, double least, int32_t* nodes, double* confidences);
+/* Plays a tape. `least`: survival of a node below which it is not mentioned. `words`, `numbers`: room in `nodes` and `confidences`. 0, or 1: the
+ * tape makes no sense from some place on, or 2: out of memory; then all that was told is forgotten, and rows have to begin anew. */
+int32_t fr_lookup_run(fr_lookup* lookup, const int32_t* tape, int64_t length, double least, int32_t* nodes, int64_t words,
+                      double* confidences, int64_t numbers);
 
 #ifdef __cplusplus
 }

@@ -3,7 +3,6 @@
 
 #include <list>
 #include <memory>
-#include <new>
 #include <unordered_map>
 
 #include "forerun_lookup.h"
@@ -36,27 +35,36 @@ struct Scope {
 
 struct fr_lookup {
     explicit fr_lookup(const fr_sources& s)
-        : sources_(s), texts_(s.rates, fr::KINDS), grams_(s.keys, s.tokens, s.chances, s.contexts), join_(s.joint) {}
+        : tree_(s.tree),
+          shares_(s.shared),
+          joined_(s.contexts >= 0),
+          most_grams_(s.most_grams),
+          most_scopes_(s.scopes),
+          own_tokens_(s.own_tokens),
+          shared_tokens_(s.shared_tokens),
+          texts_(s.rates, fr::KINDS),
+          grams_(s.keys, s.tokens, s.chances, std::max<int64_t>(0, s.contexts)),
+          join_(s.joint) {}
 
     void begin(int32_t number, int32_t prompt, int32_t tokens, std::u32string scope) {
-        rows_[number] = std::make_unique<fr::Row>(sources_.own_tokens, 2 * int64_t(tokens), prompt, std::move(scope));
+        rows_[number] = std::make_unique<fr::Row>(own_tokens_, 2 * int64_t(tokens), prompt, std::move(scope));
     }
 
-    bool tell(int32_t number, const int32_t* tokens, int64_t count) {
+    // Of a row that is not known (any more), nothing is kept: it would be a text with a hole in it.
+    void tell(int32_t number, const int32_t* tokens, int64_t count) {
         const auto found = rows_.find(number);
-        if (found == rows_.end()) return false;
+        if (found == rows_.end()) return;
         fr::Row& row = *found->second;
         texts_.settle(row.guessed, tokens, count);
         join_.calibration.settle(row.joined, tokens, count);
         row.history.extend(tokens, count);
         for (int64_t i = std::max<int64_t>(0, count - 3); i < count; ++i) row.context = fr::Grams::extended(row.context, tokens[i]);
-        return true;
     }
 
     void forget(int32_t number) {
         const auto found = rows_.find(number);
         if (found == rows_.end()) return;
-        if (sources_.shared) share(*found->second);
+        if (shares_) share(*found->second);
         rows_.erase(found);
     }
 
@@ -65,11 +73,17 @@ struct fr_lookup {
         const auto found = rows_.find(number);
         if (found == rows_.end() || most < 1) return out_;
         fr::Row& row = *found->second;
-        if (!sources_.contexts) return texts(row, most, least) ? row.guessed : out_;
+        if (!joined_) return texts(row, most, least) ? row.guessed : out_;
         const bool some = texts(row, most, least);
-        grams_.grow(extra_, row.context, std::min(most, sources_.most_grams), least, sources_.tree);
-        join_.join(some ? row.guessed : none_, extra_, most, sources_.tree, row.joined, out_);
+        grams_.grow(extra_, row.context, std::min(most, most_grams_), least, tree_);
+        join_.join(some ? row.guessed : none_, extra_, most, tree_, row.joined, out_);
         return out_;
+    }
+
+    // Nobody knows what became of rows and texts in a failure. How often guesses hold is still true.
+    void clear() {
+        rows_.clear();
+        scopes_.clear();
     }
 
 private:
@@ -82,7 +96,7 @@ private:
                 if (scope.name == row.scope) scope.history.find(row.history.tokens, fr::MATCHES, 1, matches_);
         if (matches_.empty()) return false;
         row.guessed.clear();
-        fr::Spanned(matches_, texts_.rate).grow(row.guessed, most, least, sources_.tree);
+        fr::Spanned(matches_, texts_.rate).grow(row.guessed, most, least, tree_);
         return true;
     }
 
@@ -92,8 +106,8 @@ private:
         if (answer.size() < 2) return;
         auto at = std::find_if(scopes_.begin(), scopes_.end(), [&](const fr::Scope& scope) { return scope.name == row.scope; });
         if (at == scopes_.end()) {
-            scopes_.push_back({row.scope, fr::History(sources_.shared_tokens, sources_.shared_tokens / 2)});
-            if (int64_t(scopes_.size()) > sources_.scopes) scopes_.pop_front();
+            scopes_.push_back({row.scope, fr::History(shared_tokens_, shared_tokens_ / 2)});
+            if (int64_t(scopes_.size()) > most_scopes_) scopes_.pop_front();
         } else {
             scopes_.splice(scopes_.end(), scopes_, at);
         }
@@ -102,7 +116,9 @@ private:
         scopes_.back().history.extend(told.data(), int64_t(told.size()));
     }
 
-    const fr_sources sources_;
+    const bool tree_, shares_, joined_;
+    const int most_grams_, most_scopes_;
+    const int64_t own_tokens_, shared_tokens_;
     fr::Calibration texts_;
     const fr::Grams grams_;
     fr::Join join_;
@@ -129,26 +145,45 @@ struct Tape {
     }
 };
 
-bool play(fr_lookup& lookup, Tape tape, double least, int32_t* nodes, double* confidences) {
+bool negative(int32_t word) { return word < 0; }
+
+// Where answers go, and how many words and numbers there is room for.
+struct Answers {
+    int32_t* nodes;
+    double* confidences;
+    int64_t words, numbers;
+
+    bool fit(int64_t most) const { return 3 * most < words && most <= numbers; }
+    void add(const fr::Tree& tree) {
+        int32_t* end = nodes;
+        *end++ = tree.size();
+        for (const auto* part : {&tree.token, &tree.parent, &tree.sources}) end = std::copy(part->begin(), part->end(), end);
+        words -= end - nodes, numbers -= tree.size();
+        nodes = end;
+        confidences = std::copy(tree.confidence.begin(), tree.confidence.end(), confidences);
+    }
+};
+
+bool play(fr_lookup& lookup, Tape tape, double least, Answers answers) {
     while (tape.ok && tape.at < tape.end) {
         const int32_t code = tape.word(), row = tape.word();
         if (code == FR_BEGIN) {
             const int32_t prompt = tape.word(), tokens = tape.word(), n = tape.word();
             const int32_t* scope = tape.words(n);
-            if (tape.ok) lookup.begin(row, prompt, tokens, {scope, scope + n});
+            if (!tape.ok || prompt < 0 || tokens < 0) return false;
+            lookup.begin(row, prompt, tokens, {scope, scope + n});
         } else if (code == FR_TELL) {
             const int32_t n = tape.word();
             const int32_t* tokens = tape.words(n);
-            tape.ok = tape.ok && lookup.tell(row, tokens, n);
+            // A text has no gaps in it: looking back stops at the one before it.
+            if (!tape.ok || std::any_of(tokens, tokens + n, negative)) return false;
+            lookup.tell(row, tokens, n);
         } else if (code == FR_FORGET && tape.ok) {
             lookup.forget(row);
         } else if (code == FR_PROPOSE) {
-            const int32_t most = tape.word();
-            if (!tape.ok) break;
-            const fr::Tree& tree = lookup.propose(row, most, least);
-            *nodes++ = tree.size();
-            for (const auto* part : {&tree.token, &tree.parent, &tree.sources}) nodes = std::copy(part->begin(), part->end(), nodes);
-            confidences = std::copy(tree.confidence.begin(), tree.confidence.end(), confidences);
+            const int32_t most = std::max(0, tape.word());
+            if (!tape.ok || !answers.fit(most)) return false;
+            answers.add(lookup.propose(row, most, least));
         } else {
             return false;
         }
@@ -163,7 +198,7 @@ extern "C" {
 __attribute__((visibility("default"))) fr_lookup* fr_lookup_open(const fr_sources* sources) {
     try {
         return new fr_lookup(*sources);
-    } catch (const std::bad_alloc&) {
+    } catch (...) {
         return nullptr;
     }
 }
@@ -171,11 +206,13 @@ __attribute__((visibility("default"))) fr_lookup* fr_lookup_open(const fr_source
 __attribute__((visibility("default"))) void fr_lookup_close(fr_lookup* lookup) { delete lookup; }
 
 __attribute__((visibility("default"))) int32_t fr_lookup_run(fr_lookup* lookup, const int32_t* tape, int64_t length, double least,
-                                                             int32_t* nodes, double* confidences) {
+                                                             int32_t* nodes, int64_t words, double* confidences, int64_t numbers) {
+    int32_t fault = 2;
     try {
-        return play(*lookup, {tape, tape + length}, least, nodes, confidences) ? 0 : 1;
-    } catch (const std::bad_alloc&) {
-        return 2;
+        fault = play(*lookup, {tape, tape + length}, least, {nodes, confidences, words, numbers}) ? 0 : 1;
+    } catch (...) {
     }
+    if (fault) lookup->clear();
+    return fault;
 }
 }

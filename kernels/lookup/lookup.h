@@ -160,7 +160,7 @@ public:
         }
     }
 
-    static uint64_t extended(uint64_t key, int32_t token) { return (key << WORD | uint64_t(token + 1)) & MASKS[0]; }
+    static uint64_t extended(uint64_t key, int32_t token) { return (key << WORD | uint64_t(int64_t(token) + 1)) & MASKS[0]; }
 
     void grow(Tree& out, uint64_t key, int most, double least, bool tree) const {
         std::priority_queue<Waiting<uint64_t>> waiting;

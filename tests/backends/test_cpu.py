@@ -16,7 +16,7 @@ from forerun.backends.cpu.backend import NativeCpu, open_cpu, open_native, open_
 from forerun.backends.cpu.library import KernelError
 from forerun.backends.registry import open_backend
 from forerun.kernels import quant
-from forerun.kernels.cpu.build import BuildError
+from forerun.kernels.build import BuildError
 
 from .cases import Segment, int32, make_case
 from .contract import Contract, random, same

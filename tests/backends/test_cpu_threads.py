@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from forerun.backends.cpu.threads import choose_threads, measure
-from forerun.kernels.cpu.build import BuildError, build
+from forerun.kernels.build import BuildError
+from forerun.kernels.cpu.build import build
 
 
 def taking(*seconds: Callable[[int], float]) -> Callable[[Sequence[int]], dict[int, tuple[float, ...]]]:

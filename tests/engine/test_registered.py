@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import tempfile
@@ -35,7 +36,9 @@ SPECS = {name: [name] for name in DRAFTERS} | {
 }
 """What to open of each drafter: its name, unless it needs a value or has variants. In braces: the tiny target as a draft model, another
 one, and heads that have learned some of its answers."""
-ALL = [spec for specs in SPECS.values() for spec in specs]
+PYTHON = "in Python: "
+"""before what is opened where there is no compiler, and is native otherwise"""
+ALL = [spec for specs in SPECS.values() for spec in specs] + [f"{PYTHON}suffix", f"{PYTHON}suffix+grams={{grams}}"]
 LOOPING = ("greedy", "greedy, alternatives", "temperature", "top-k")
 
 
@@ -77,7 +80,8 @@ def folders() -> tuple[tempfile.TemporaryDirectory[str], dict[str, Path]]:
 
 def open_any(spec: str, nodes: int = 8) -> Drafter:
     models = folders()[1]
-    return open_drafter(spec.format(**models), setting(models["itself"], nodes))
+    around = dataclasses.replace(setting(models["itself"], nodes), native=not spec.startswith(PYTHON))
+    return open_drafter(spec.removeprefix(PYTHON).format(**models), around)
 
 
 def opened(spec: str, nodes: int = 8) -> Watched:

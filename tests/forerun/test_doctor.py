@@ -11,7 +11,8 @@ import pytest
 from forerun import doctor
 from forerun.backends.cpu.memory import Limits
 from forerun.config import Config
-from forerun.kernels.cpu.build import instruction_sets, this_machine
+from forerun.kernels.build import this_machine
+from forerun.kernels.cpu.build import instruction_sets
 
 GIB = 1 << 30
 

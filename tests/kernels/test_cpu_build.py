@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from forerun.kernels.build import BuildError
 from forerun.kernels.cpu import build as module
 
 
@@ -34,7 +35,7 @@ def test_what_is_built_is_found(sources: Path, monkeypatch: pytest.MonkeyPatch) 
     """In any of the places; then no compiler is needed."""
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert module.built() is None
-    with pytest.raises(module.BuildError, match=r"install g\+\+"):
+    with pytest.raises(BuildError, match=r"install g\+\+"):
         module.build()
     (sources / "two").mkdir()
     library = sources / "two" / f"libforerun_cpu-{module.fingerprint()}.so"
@@ -47,7 +48,7 @@ def test_the_compilers_words_are_in_the_error(sources: Path) -> None:
         pytest.skip("no compiler here")
     (sources / "pool.cpp").write_text("this is not C++")
     (sources / "isa.cpp").write_text("")
-    with pytest.raises(module.BuildError, match="this is not C"):
+    with pytest.raises(BuildError, match="this is not C"):
         module.build()
     assert module.built() is None
 
@@ -138,7 +139,7 @@ def test_the_kernels_of_aarch64() -> None:
     """Cross-compiled and emulated: `make test-aarch64`."""
     try:
         module._emulation("aarch64")
-    except module.BuildError as error:
+    except BuildError as error:
         if module.this_machine() != "aarch64":
             pytest.skip(str(error))
     command = [sys.executable, "-m", "forerun.kernels.cpu.build", "--check", "--machine", "aarch64"]

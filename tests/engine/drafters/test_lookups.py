@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +18,13 @@ from forerun.engine.drafters.draft import Commit, Drafter, Terms
 from forerun.engine.drafters.lookups import Lookups
 from forerun.engine.drafters.registry import Setting, open_drafter
 from forerun.engine.drafters.suffix import Suffix, Texts
-from forerun.kernels.cpu.build import BuildError
+from forerun.kernels.build import BuildError
 from forerun.kernels.lookup.build import build, built
 
 
 def some_table(dice: random.Random, vocab: int) -> grams.Table:
     keys: set[int] = set()
-    for _ in range(dice.randrange(1, 200)):
+    for _ in range(dice.choice([0, 1, 20, 200])):
         key = 0
         for _ in range(dice.randrange(1, grams.ORDER + 1)):
             key = grams.extended(key, dice.randrange(vocab))
@@ -114,6 +116,68 @@ def test_a_row_with_a_hole_is_refused_and_others_go_on() -> None:
     assert drafter.propose([0], [1])[0].token == [1]
 
 
+@pytest.mark.parametrize("prompt, token", [(1 << 40, 1), (-1, 1), (4, 1 << 40), (4, -1)])
+def test_what_is_no_word_is_refused_and_nothing_of_it_is_told(prompt: int, token: int) -> None:
+    """It may come from a stranger. A part of it would be read as something else: here as a question for which there is no room."""
+    drafter = Lookups(build(), Texts())
+    drafter.absorb(Commit([0], [0], [[1, 2, 3, 1, 2]], [3]))
+    with pytest.raises((OverflowError, ValueError)):
+        drafter.absorb(Commit([1], [0], [[lookups._PROPOSE, 0, 1 << 20, token]], [1], None, [prompt]))
+    drafter.absorb(Commit([2], [0], [[7, 8, 7]], [8]))
+    assert [draft.token for draft in drafter.propose([0, 1, 2], [1, 1, 1])] == [[1], [], [7]]
+
+
+def test_a_question_without_room_is_refused() -> None:
+    drafter = Lookups(build(), Texts())
+    drafter.absorb(Commit([0], [0], [[1, 2, 3, 1, 2]], [3]))
+    drafter._nodes, drafter._confidences = array("i", bytes(4 * 6)), array("d", bytes(8 * 2))
+    with pytest.raises(RuntimeError, match="makes no sense"):
+        drafter._play([lookups._PROPOSE, 0, 2], 0.0)
+    assert not any(drafter._nodes) and not any(drafter._confidences)
+
+
+def forget_too_much(drafter: Lookups) -> None:
+    drafter.forget([0])
+
+
+def tell_nonsense(drafter: Lookups) -> None:
+    drafter._tape.extend([9, 9])
+
+
+@pytest.mark.parametrize("fail, shared", [(tell_nonsense, 1 << 10), (forget_too_much, 1 << 57), (forget_too_much, 1 << 62)])
+def test_nothing_follows_from_a_failure(fail: Callable[[Lookups], None], shared: int) -> None:
+    """Rows that it costs their guesses go on without, and have some again when they begin anew. `shared`: tables of others' answers that
+    no machine has, or that cannot be asked for."""
+    drafter = Lookups(build(), Texts(shared_tokens=shared))
+    for row in range(3):
+        drafter.absorb(Commit([row], [0], [[1, 2, 3, 1, 2]], [3], None, [1], [""]))
+    assert all(draft.count for draft in drafter.propose([0, 1, 2], [1] * 3))
+    fail(drafter)
+    with pytest.raises(RuntimeError):
+        drafter.propose([1], [1])
+    drafter.absorb(Commit([2], [6], [[1, 2]], [3]))
+    assert not drafter.propose([2], [1])[0].count, "a text with a hole in it"
+    drafter.absorb(Commit([1], [0], [[1, 2, 3, 1, 2]], [3]))
+    assert drafter.propose([1], [1])[0].token == [1]
+
+
+def test_what_was_played_is_not_told_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal may raise when the call is over."""
+    drafter = Lookups(build(), Texts())
+    drafter.absorb(Commit([0], [0], [[1, 2, 3, 1, 2]], [3]))
+    run = drafter._run
+
+    def interrupted(*arguments: object) -> None:
+        run(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(drafter, "_run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            drafter.propose([0], [1])
+    assert not drafter._tape and drafter.propose([0], [1])[0].token == [1]
+
+
 def test_what_is_told_waits_for_a_question_but_not_for_ever() -> None:
     drafter = Lookups(build(), Texts())
     for _ in range(8):
@@ -128,9 +192,12 @@ def test_a_tape_that_makes_no_sense_is_a_failure() -> None:
         [9, 0],
         [lookups._TELL, 0, 4, 1],
         [lookups._TELL, 0, -1],
-        [lookups._TELL, 7, 0],
+        [lookups._TELL, 0, 1, -1],
         [lookups._PROPOSE, 0],
+        [lookups._PROPOSE, 0, 1 << 30],
         [lookups._BEGIN, 0, 1],
+        [lookups._BEGIN, 0, -1, 4, 0],
+        [lookups._BEGIN, 0, 1, -4, 0],
     ):
         drafter._tape = array("i", tape)
         with pytest.raises(RuntimeError, match="makes no sense"):
@@ -138,18 +205,26 @@ def test_a_tape_that_makes_no_sense_is_a_failure() -> None:
         assert not drafter._tape
 
 
+def no_compiler() -> Path:
+    raise BuildError("no C++ compiler found; install g++\nand a second line")
+
+
+def no_library() -> Path:
+    return Path(__file__)
+
+
+@pytest.mark.parametrize("library, said", [(no_compiler, "install g++"), (no_library, "invalid ELF header|not a mach-o|test_lookups")])
 @pytest.mark.parametrize("spec", ["suffix", "suffix=private", "auto"])
-def test_without_a_compiler_look_ups_are_python(spec: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_library_look_ups_are_python(
+    spec: str, library: Callable[[], Path], said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     assert open_drafter(spec, Setting()).__class__ is Lookups
     assert open_drafter(spec, Setting(native=False)).__class__ is Suffix
-
-    def nobody() -> Path:
-        raise BuildError("no C++ compiler found; install g++")
-
-    monkeypatch.setattr(lookups, "build", nobody)
+    monkeypatch.setattr(lookups, "build", library)
     with caplog.at_level(logging.WARNING):
         assert open_drafter(spec, Setting()).__class__ is Suffix
-    assert "look-ups go on in Python" in caplog.text and "install g++" in caplog.text
+    (line,) = caplog.messages
+    assert line.startswith("look-ups go on in Python") and re.search(said, line) and "second line" not in line
 
 
 def test_what_is_built_is_found() -> None:

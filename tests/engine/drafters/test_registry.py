@@ -8,7 +8,9 @@ import sys
 import pytest
 
 from forerun.config import SPECULATORS
+from forerun.engine.drafters.dag import Dag
 from forerun.engine.drafters.draft import Commit
+from forerun.engine.drafters.ngram import Ngram
 from forerun.engine.drafters.registry import AUTO, DRAFTERS, Setting, open_drafter
 from forerun.engine.errors import StartError
 
@@ -51,5 +53,18 @@ def test_the_command_line_knows_them_all() -> None:
 
 
 def test_a_drafter_is_imported_when_it_is_chosen() -> None:
-    code = "import sys; import forerun.engine.drafters.registry; assert not [m for m in sys.modules if m.endswith(('ngram', 'suffix'))]"
+    code = (
+        "import sys; from forerun.engine.drafters import registry; loaded = lambda *names: [m for m in sys.modules if m.endswith(names)]; "
+        "assert not loaded('ngram', 'suffix'); registry.open_drafter('ngram', registry.Setting()); assert not loaded('lookups', 'grams')"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("spec", ["suffix+suffix=private", "suffix+suffix"])
+def test_who_is_named_twice_is_joined_with_itself(spec: str) -> None:
+    assert type(open_drafter(spec, Setting())) is Dag
+
+
+def test_who_is_replaced_is_not_looked_for_in_native_look_ups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DRAFTERS, "suffix", DRAFTERS["ngram"])
+    assert type(open_drafter("suffix", Setting())) is Ngram
