@@ -6,7 +6,7 @@ all that stands between the plan and the forward. Time is printed in microsecond
 runs in turns with it), so that a busy or slow machine changes the second figure little. A worker reads all weights between two drafts, so
 that the interpreter finds nothing of its own in the caches: `--weights 270` reads so many megabytes, as the demo model does.
 
-    python tools/time_drafting.py --drafter suffix --rows 1,16 --weights 270
+    python tools/time_drafting.py --drafter suffix --rows 1,16 --weights 270 [--python]
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def text(seed: int, length: int) -> list[int]:
 
 
 class Bench:
-    """`rows` rows in one table, drafted for step by step; each step commits what really follows."""
+    """`rows` rows in one table, drafted for step by step; each step commits what really follows. `native`: look-ups may be those in C++."""
 
-    def __init__(self, drafter: str, rows: int) -> None:
+    def __init__(self, drafter: str, rows: int, native: bool = True) -> None:
         self._texts = [text(seed, 1000) for seed in range(rows)]
         self._table = Table(rows, LONGEST, PAGE)
         self._rows: list[Row] = []
@@ -53,7 +53,7 @@ class Bench:
         for number, tokens in enumerate(self._texts):
             self._table.grant(number, range(LONGEST // PAGE))
             self._rows.append(Row.open(number, params, tokens[:200], 199))
-        self._speculator = Speculator(open_drafter(drafter, Setting(NODES)), VOCAB, LONGEST, NODES, 128)
+        self._speculator = Speculator(open_drafter(drafter, Setting(NODES, native=native)), VOCAB, LONGEST, NODES, 128)
         price = TOLL[0] + TOLL[1] * rows
         self._toll = [price * (n + 1) for n in range(64)]
         self.nodes = 0
@@ -82,10 +82,10 @@ def yardstick() -> float:
     return time.perf_counter() - began
 
 
-def measure(drafter: str, rows: int, steps: int = 200, weights: int = 0) -> tuple[float, float, float]:
+def measure(drafter: str, rows: int, steps: int = 200, weights: int = 0, native: bool = True) -> tuple[float, float, float]:
     """(microseconds, yardsticks, nodes) of a step, medians; the first tenth of the steps is warm-up. `weights`: megabytes that are read
     before each."""
-    bench = Bench(drafter, rows)
+    bench = Bench(drafter, rows, native)
     read = np.ones(weights << 17)
     seconds: list[float] = []
     sticks: list[float] = []
@@ -102,9 +102,10 @@ def main() -> None:
     parser.add_argument("--drafter", default="suffix")
     parser.add_argument("--rows", default="1,4,16", help="row counts, joined by commas")
     parser.add_argument("--weights", type=int, default=0, help="megabytes that are read between two steps")
+    parser.add_argument("--python", action="store_true", help="look-ups as they are where there is no compiler")
     asked = parser.parse_args()
     for rows in map(int, asked.rows.split(",")):
-        micros, sticks, nodes = measure(asked.drafter, rows, weights=asked.weights)
+        micros, sticks, nodes = measure(asked.drafter, rows, weights=asked.weights, native=not asked.python)
         print(f"{rows:3} rows: {micros:6.1f} us a step = {sticks:5.1f} yardsticks, {nodes:.1f} nodes kept")
 
 

@@ -23,7 +23,9 @@ void expect(bool holds, const char* what) {
 // What a call may touch, and nothing beside it.
 template <class T>
 struct Exact {
-    explicit Exact(const std::vector<T>& from) : size(int64_t(from.size())), at(new T[from.size()]) { std::copy(from.begin(), from.end(), at.get()); }
+    explicit Exact(const std::vector<T>& from) : size(int64_t(from.size())), at(new T[from.size()]) {
+        std::copy(from.begin(), from.end(), at.get());
+    }
 
     int64_t size;
     std::unique_ptr<T[]> at;
@@ -39,7 +41,8 @@ struct Life {
         }
         std::vector<int32_t> tokens;
         std::vector<uint8_t> chances;
-        for (size_t i = 0; i < 4 * keys.size(); ++i) tokens.push_back(draw(0, vocab - 1)), chances.push_back(uint8_t(draw(0, 255) / (i % 4 + 1)));
+        for (size_t i = 0; i < 4 * keys.size(); ++i)
+            tokens.push_back(draw(0, vocab - 1)), chances.push_back(uint8_t(draw(0, 255) / (i % 4 + 1)));
         const Exact<double> rates(std::vector<double>(240, 0.5)), joint(std::vector<double>(78, 0.4));
         const Exact<int64_t> at({keys.begin(), keys.end()});
         const Exact<int32_t> followers(tokens);
@@ -53,7 +56,7 @@ struct Life {
 
     void text(std::vector<int32_t>& tape, int row, int n) {
         tape.insert(tape.end(), {FR_TELL, row, n});
-        for (int i = 0; i < n; ++i) tape.push_back(draw(0, 9) ? draw(0, vocab - 1) : draw(0, 1) ? INT32_MAX : 0);
+        for (int i = 0; i < n; ++i) tape.push_back(gaps && !draw(0, 7) ? -1 : draw(0, 9) ? draw(0, vocab - 1) : draw(0, 1) ? INT32_MAX : 0);
     }
 
     // Words that make sense, and the most guesses of each question among them.
@@ -78,11 +81,13 @@ struct Life {
 
     int play(const std::vector<int32_t>& words, Exact<int32_t>& nodes, Exact<double>& confidences) {
         const Exact<int32_t> exact(words);
-        return fr_lookup_run(lookup, exact.at.get(), exact.size, draw(1, 50) / 100.0, nodes.at.get(), nodes.size, confidences.at.get(), confidences.size);
+        return fr_lookup_run(lookup, exact.at.get(), exact.size, draw(1, 50) / 100.0, nodes.at.get(), nodes.size,
+                             confidences.at.get(), confidences.size);
     }
 
     void step(bool damaged) {
         std::vector<int> asked;
+        gaps = damaged && draw(0, 1);
         std::vector<int32_t> words = tape(asked);
         int64_t most = 0;
         for (int n : asked) most += n;
@@ -113,6 +118,7 @@ struct Life {
 
     const int vocab, table;
     fr_lookup* lookup;
+    bool gaps = false;
     int64_t guesses = 0;
 };
 

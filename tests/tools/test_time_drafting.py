@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from forerun.engine.drafters import registry
+from forerun.engine.drafters.draft import Drafter
+from forerun.engine.drafters.registry import Setting
 
 SCRIPT = Path(__file__).parents[2] / "tools" / "time_drafting.py"
 
@@ -34,3 +39,20 @@ def test_without_guesses_no_row_is_looked_at(tool: Any, monkeypatch: pytest.Monk
         monkeypatch.setattr(bench._speculator._drafter, verb, lambda *told: pytest.fail("the drafter was called"))
     bench.step(guess=0)
     assert bench.nodes == 0
+
+
+@pytest.mark.parametrize("options, kind", [([], "Lookups"), (["--python"], "Suffix")])
+def test_both_forms_of_look_ups_can_be_timed(
+    tool: Any, options: list[str], kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[str] = []
+
+    def open_drafter(spec: str, setting: Setting) -> Drafter:
+        drafter = registry.open_drafter(spec, setting)
+        opened.append(type(drafter).__name__)
+        return drafter
+
+    monkeypatch.setattr(tool, "open_drafter", open_drafter)
+    monkeypatch.setattr(sys, "argv", ["time_drafting", "--rows", "1", *options])
+    tool.main()
+    assert opened == [kind] and "1 rows:" in capsys.readouterr().out
