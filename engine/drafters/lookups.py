@@ -79,18 +79,22 @@ class Lookups:
             return None
 
     def absorb(self, commit: Commit) -> None:
+        """All of it or, where a word makes no sense, nothing."""
+        words: list[int] = []
+        told: dict[int, int] = {}
         for i, number in enumerate(commit.rows):
             known = self._known.get(number, 0) if commit.start[i] else 0
             new = fresh(commit, i, known)
-            words = [_TELL, number, len(new), *new]
             if not commit.start[i]:
                 tokens = len(commit.tokens[i])
                 scope = commit.scope[i].encode() if commit.scope else b""
-                words = [_BEGIN, number, commit.prompt[i] if commit.prompt else tokens, tokens, len(scope), *scope, *words]
-            if min(words) < 0:
-                raise ValueError(f"row {number} was told something negative")
-            self._tape.extend(array("i", words))  # all or nothing, whatever happens: of a list it would take what comes before a misfit
-            self._known[number] = known + len(new)
+                words += _BEGIN, number, commit.prompt[i] if commit.prompt else tokens, tokens, len(scope), *scope
+            words += _TELL, number, len(new), *new
+            told[number] = known + len(new)
+        if min(words, default=0) < 0:
+            raise ValueError("look-ups were told something negative")
+        self._tape.extend(array("i", words))  # as an array: of a list it would take what comes before a misfit
+        self._known |= told
         if len(self._tape) > _LONGEST_TAPE:
             self._play([], 0.0)
 
