@@ -17,8 +17,11 @@ import math
 _CROWDS = 16
 _NEAR, _HELD = 4, 8
 """Steps are compared with at most so many of the other kind, the newest of which is at most so many steps old."""
-_SPREAD, _DRIFT = 0.06, 0.008
-"""standard deviations: of what guesses cost before anything was seen, and what is added with every comparison"""
+_FEW, _SPREAD, _SPREAD_MANY = 4, 0.1, 0.06
+"""Standard deviations of what guesses cost before anything was seen: for the first sizes of crowds, whose steps are short, and for the
+others, of whose long steps it can only be a smaller share."""
+_DRIFT = 0.008
+"""standard deviation of what is added with every comparison"""
 _CLIP = 2.0
 """standard deviations that one comparison may count for"""
 _LEAST = 0.01
@@ -34,7 +37,7 @@ class Beside:
 
     def __init__(self) -> None:
         self._jump = [0.0] * _CROWDS
-        self._variance = [_SPREAD**2] * _CROWDS
+        self._variance = [_SPREAD**2] * _FEW + [_SPREAD_MANY**2] * (_CROWDS - _FEW)
         self._recent: list[tuple[list[float], list[float]]] = [([], []) for _ in range(_CROWDS)]
         """for each crowd, what plain steps and steps with guesses took lately over the profile, oldest first"""
         self._last = [[0, 0] for _ in range(_CROWDS)]

@@ -19,7 +19,7 @@ from forerun.engine.drafters.layouts import TABLES
 from forerun.engine.drafters.registry import Host, Setting, open_drafter
 from forerun.messages import Start
 from tests.engine.test_identity import prompt_of
-from tests.engine.test_registered import ALL, folders
+from tests.engine.test_registered import ALL, PYTHON, folders
 from tests.engine.tiny import ROWS, Front, Sequence_, TinyModel, params_for, tiny_engine
 
 HERE = [spec for spec in ALL if not spec.startswith("remote")]
@@ -99,7 +99,8 @@ def test_the_first_ask_makes_nothing_new(spec: str, rows: int) -> None:
     models = folders()[1]
     host = Host(Start(str(models["itself"]), max_rows=ROWS), ear, TinyModel(ear), lambda *progress: None)
     ear.ops.before.clear()
-    drafter = open_drafter(spec.format(**models), Setting(8, True, host))
+    around = Setting(8, True, host, native=not spec.startswith(PYTHON))
+    drafter = open_drafter(spec.removeprefix(PYTHON).format(**models), around)
     asked = Asked(drafter, ear.ops)
     front = Front(tiny_engine(asked))
     for seed in range(rows):
@@ -109,5 +110,5 @@ def test_the_first_ask_makes_nothing_new(spec: str, rows: int) -> None:
     new = {op: count for op, count in ear.ops.asks.items() if count > ear.ops.before.get(op, 0)}
     assert not new
     assert asked.guesses
-    looks_up = {part.partition("=")[0] for part in spec.split("+")} <= {"suffix", *TABLES}
+    looks_up = {part.partition("=")[0] for part in spec.removeprefix(PYTHON).split("+")} <= {"suffix", *TABLES}
     assert ear.ops.before or looks_up or not drafter.needs.weight_bytes, "whoever has weights to multiply uses them beforehand"
