@@ -6,6 +6,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 COMPILERS = ("c++", "g++", "clang++")
@@ -49,3 +50,12 @@ def remove_older(library: Path, names: str, sources: Path) -> None:
         for old in library.parent.glob(names):
             if old != library:
                 old.unlink(missing_ok=True)
+
+
+def status(act: Callable[[], int]) -> int:
+    """Exit status of a command that builds: what `act` returns, or 1 with the error said."""
+    try:
+        return act()
+    except BuildError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1

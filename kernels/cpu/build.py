@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from forerun.kernels.build import BuildError, compiler, remove_older, run, this_machine
+from forerun.kernels.build import BuildError, compiler, remove_older, run, status, this_machine
 from forerun.kernels.build import places as build_places
 
 HERE = Path(__file__).resolve().parent
@@ -145,13 +145,13 @@ def main() -> int:
         "--machine", default=this_machine(), choices=(this_machine(), *EMULATED), help="of --check: emulated if it is not this one"
     )
     options = parser.parse_args()
-    try:
-        if options.check:
-            return check(options.machine)
-        print(build())
-    except BuildError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    if options.check:
+        return status(lambda: check(options.machine))
+    return status(show)
+
+
+def show() -> int:
+    print(build())
     return 0
 
 

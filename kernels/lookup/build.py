@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from forerun.kernels.build import BuildError, compiler, remove_older, run, this_machine
+from forerun.kernels.build import BuildError, compiler, remove_older, run, status, this_machine
 from forerun.kernels.build import places as build_places
 
 HERE = Path(__file__).resolve().parent
@@ -73,13 +73,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Build the look-ups.")
     parser.add_argument("--check", action="store_true", help="build and run their test with sanitizers")
     options = parser.parse_args()
-    try:
-        if options.check:
-            return check()
-        print(build())
-    except BuildError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    return status(check if options.check else show)
+
+
+def show() -> int:
+    print(build())
     return 0
 
 
