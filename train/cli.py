@@ -23,7 +23,7 @@ from forerun.train.states import Keeper, Shelf
 from forerun.train.taps import Taps
 from forerun.train.target import Target
 from forerun.train.trainer import Plan, Trainer
-from forerun.train.write import ANSWER_TOKENS, conversations_of, gather, same_text
+from forerun.train.write import Wanted, conversations_of, gather, same_text
 
 WIDTH = 16
 """candidates of the target that are kept at each place"""
@@ -152,7 +152,7 @@ def _text(asked: argparse.Namespace, folder: Path, work: Path, shelf: Shelf) -> 
         return lambda: Target(start, rows, longest, WIDTH, layers)
 
     keeper = Keeper(shelf, asked.keep_layers) if asked.keep_layers else None
-    gather(writer(asked.rows, asked.longest, asked.keep_layers), frame, path, asked.seed, asked.tokens, ANSWER_TOKENS, say, keeper)
+    gather(writer(asked.rows, asked.longest, asked.keep_layers), frame, path, Wanted(asked.seed, asked.tokens), say, keeper)
     prompts = heldout.Prompts(tuple(asked.prompts), asked.held_out, asked.held_out_tokens, PROMPT_TOKENS)
     groups = heldout.answered(writer(PROMPT_ROWS, PROMPT_TOKENS), frame, work / "held-out.bin", prompts, say)
     learnt, turns, own = heldout.split(conversations_of(path, asked.tokens))

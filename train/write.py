@@ -10,15 +10,17 @@ else was begun.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from forerun.train.frame import Frame
 from forerun.train.openings import Opening, choose
@@ -96,43 +98,38 @@ class Gathered:
             self.count += 1
 
 
-def gather(
-    open_target: Callable[[], Target],
-    frame: Frame,
-    path: Path,
-    seed: int,
-    tokens: int,
-    limit: int,
-    say: Say,
-    keeper: Keeper | None = None,
-) -> None:
-    """Write until the answers have so many tokens. The target is opened only if something is missing. `keeper`: keeps the states of answers
-    that the target hands out."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wanted:
+    """The text that is wanted: of the conversations of `seed`, until answers of at most `limit` tokens have `tokens` together."""
+
+    seed: int
+    tokens: int
+    limit: int = ANSWER_TOKENS
+
+
+def gather(open_target: Callable[[], Target], frame: Frame, path: Path, wanted: Wanted, say: Say, keeper: Keeper | None = None) -> None:
+    """Write what is missing of the text. The target is opened only if something is. `keeper`: keeps the states of answers that the target
+    hands out."""
     file = Appender(path)
     gathered = Gathered(file.found)
     try:
-        if gathered.tokens < tokens:
-            _write(open_target(), frame, file, gathered, seed, tokens, limit, say, keeper)
+        if gathered.tokens < wanted.tokens:
+            target = open_target()
+            conversations = Conversations(frame, wanted.seed, target.longest, wanted.limit)
+            progress = Stage("writing text", "tokens", wanted.tokens, min(gathered.all_tokens, wanted.tokens), say)
+            for record, states in _written(target, conversations, gathered, wanted.tokens):
+                file.append(record)
+                if record.kind == ANSWER and keeper is not None:
+                    keeper.keep(record, torch.cat(states))
+                progress.reached(min(gathered.all_tokens, wanted.tokens))
     finally:
         file.close()
 
 
-def _write(
-    target: Target,
-    frame: Frame,
-    file: Appender,
-    gathered: Gathered,
-    seed: int,
-    tokens: int,
-    limit: int,
-    say: Say,
-    keeper: Keeper | None,
-) -> None:
-    conversations = Conversations(frame, seed, target.longest, limit)
+def _written(target: Target, conversations: Conversations, gathered: Gathered, tokens: int) -> Iterator[tuple[Record, list[Tensor]]]:
+    """Records as they end, each with pieces of its states, until `gathered` has so many answered tokens."""
     waiting: deque[Job] = deque()
     following = gathered.count
-    done = gathered.all_tokens
-    progress = Stage("writing text", "tokens", tokens, min(done, tokens), say)
 
     def next_job() -> Job | None:
         nonlocal following
@@ -148,15 +145,10 @@ def _write(
 
     for written in target.write(next_job):
         record = record_of(written, written.job.number % 2)
-        file.append(record)
         gathered.add(record)
         if record.kind == TURN:
             waiting.append(conversations.answer(record))
-        else:
-            if keeper is not None:
-                keeper.keep(record, torch.cat(written.states))
-            done += record.generated
-            progress.reached(min(done, tokens))
+        yield record, written.states
         if gathered.tokens >= tokens:
             return
 

@@ -14,7 +14,7 @@ from forerun.train.shards import Record, encode, read
 from forerun.train.states import Keeper, Shelf
 from forerun.train.taps import Taps
 from forerun.train.target import Target
-from forerun.train.write import ANSWER, TURN, Conversations, Gathered, conversations_of, gather, same_text
+from forerun.train.write import ANSWER, TURN, Conversations, Gathered, Wanted, conversations_of, gather, same_text
 from tests.train.conftest import open_tiny
 
 TOKENS, LIMIT = 260, 20
@@ -41,7 +41,7 @@ def run(folder: Path, path: Path, tokens: int = TOKENS, rows: int = 5, seed: int
         target.write = mortal  # type: ignore[method-assign]
         return target
 
-    gather(opened, Frame(folder), path, seed, tokens, LIMIT, said.append)
+    gather(opened, Frame(folder), path, Wanted(seed, tokens, LIMIT), said.append)
     return len(said)
 
 
@@ -84,7 +84,7 @@ def test_what_is_there_is_not_written_again(folder: Path, tmp_path: Path) -> Non
     def never() -> Target:
         raise AssertionError("the target was opened")
 
-    gather(never, Frame(folder), path, 3, TOKENS, LIMIT, lambda line: None)
+    gather(never, Frame(folder), path, Wanted(3, TOKENS, LIMIT), lambda line: None)
     assert path.read_bytes() == before
 
 
@@ -147,7 +147,9 @@ def test_states_that_are_kept_while_text_is_written_are_those_that_are_read(fold
     """Of answers, whose prompts were read in one step and whose tokens one by one, beside other texts. The target is not run again."""
     shelf, start = Shelf(tmp_path / "states", 1 << 30), Start(model_id=str(folder), device="cpu", threads=1)
     path, layers = tmp_path / "text.bin", (1, 0, 2)
-    gather(lambda: Target(start, 5, 192, 8, layers), Frame(folder), path, 3, TOKENS, LIMIT, lambda line: None, Keeper(shelf, layers))
+    gather(
+        lambda: Target(start, 5, 192, 8, layers), Frame(folder), path, Wanted(3, TOKENS, LIMIT), lambda line: None, Keeper(shelf, layers)
+    )
     answers = [record for record in conversations_of(path, TOKENS) if record.kind == ANSWER]
     for expected, record in zip(Taps(start, layers).read(answers), answers, strict=True):
         found = Keeper(shelf, layers).kept(record, 64)

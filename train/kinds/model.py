@@ -25,13 +25,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from forerun.engine.weights import open_checkpoint
+from forerun.train.kinds.flat import HARD
 from forerun.train.kinds.registry import Setting
 from forerun.train.shards import Record
 from forerun.train.vocabulary import Vocabulary, choose, write_tokenizer
 
 ROW = 1024
 """tokens of a row of a batch: texts stand one behind the other, so that the draft learns to find its own among others"""
-HARD = 0.5
 HEAD_DIM = 64
 
 
