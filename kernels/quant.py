@@ -27,8 +27,8 @@ SPAN = 512
 
 FORMATS = ("int8", "int8-groups", "int4", "int4-symmetric")
 
-LARGEST = 32767
-"""Of the whole numbers that activations are rounded to."""
+LARGEST = 32767 - 128
+"""Of the whole numbers that activations are rounded to: with a code added they still have 16 bits."""
 SMALLEST = 1e-30
 """A span of activations, or an entry of a KV cache, whose largest value is below counts as zeros."""
 
@@ -126,7 +126,7 @@ def grouped(format: str, codes: Tensor, scales: Tensor, minima: Tensor | None = 
 
 
 def round_rows(x: Tensor) -> Tensor:
-    """What a product with codes sees of its activations, float32 [n, K]: each span of 512 as multiples of its largest value / 32767. Small
+    """What a product with codes sees of its activations, float32 [n, K]: each span of 512 as multiples of its largest value / 32639. Small
     values beside large ones lose digits that bfloat16 would keep, but all of a span together less than the large ones lose there. A span
     that holds a NaN or an infinity is NaN."""
     width = x.shape[1]

@@ -26,6 +26,8 @@ FR_INLINE I dot(I sum, I w, I q) {
 #endif
 }
 FR_INLINE I operator+(I a, I b) { return {a.x + b.x}; }
+FR_INLINE I operator-(I a, I b) { return {(Ints)_mm512_sub_epi32((__m512i)a.x, (__m512i)b.x)}; }
+FR_INLINE I add_halves(I a, I b) { return {(Ints)_mm512_add_epi16((__m512i)a.x, (__m512i)b.x)}; }
 FR_INLINE V to_float(I a) { return {_mm512_cvtepi32_ps((__m512i)a.x)}; }
 FR_INLINE I load_bytes(const int8_t* p) { return {(Ints)_mm512_cvtepi8_epi16(_mm256_load_si256((const __m256i*)p))}; }
 FR_INLINE I load_words(const uint16_t* p) { return {(Ints)_mm512_load_si512(p)}; }

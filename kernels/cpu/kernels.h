@@ -45,6 +45,7 @@ struct Product {
     Format format;
     int32_t next;  // the panel that this thread most likely begins with afterwards, −1 = none
     bool cold;     // it has just begun
+    bool crossing; // rows of whole numbers may be crossed (quant.h): the same bits, where additions cost nothing beside dot products
     Pieces soon;   // what an op that comes soon reads: runs over weights may fetch it meanwhile, each its share
 };
 

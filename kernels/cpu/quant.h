@@ -1,11 +1,11 @@
 // Products with weights of 8 or 4 bits.
 //
 // Weights come in groups of 32 along K: w = unit[column] · (scale[group, column] · code + minimum[group, column]). A row of activations is
-// rounded to 16 bits span by span of 512: x ≈ step · q with |q| ≤ 32767 reaching the span's largest value. The products of codes and q are
+// rounded to 16 bits span by span of 512: x ≈ step · q with |q| ≤ 32639 reaching the span's largest value. The products of codes and q are
 // then whole numbers, and so is their sum, exactly, in any order and on any machine:
 //
 //   y = unit · Σ over spans, in order, in float:   fma(sum of the span, step, …)
-//   sum of a span, one scale a column:   Σ code·q: even 512 · 128 · 32767 fits 32 bits
+//   sum of a span, one scale a column:   Σ code·q: even 512 · 128 · 32639 fits 32 bits
 //   sum of a span, groups, in order, in float:   fma(Σ code·q, scale, …),   then fma(minimum, Σq, …)
 //
 // So an element of y is one chain again, as in matmul.h, and every instruction set that fuses multiply-add makes the same bits.
@@ -14,8 +14,9 @@
 //   group, 8 bits:         [k/2: 16][column: 32][k%2] signed bytes
 //   group, 4 bits:         [k/8: 4][column: 32][k%2] words of four codes 0 … 15: k/2%4 = 0 in the lowest four bits
 //                          then, by format, 32 scales and 32 minima (f16)
-//   packed rows (a tile):  [group][row][k/2: 16] pairs of q, then [group][row] what goes with Σq, where a format asks for it: as float, or
-//                          where codes stand for code − 8 the integer −8·Σq that the sum starts with; then [span][row] steps
+//   packed rows (a tile):  [group][row][k/2: 16] pairs of q, then [group][row] the whole numbers that sums start with: where codes stand for
+//                          code − 8 it is −8·Σq, and rows that are crossed (below) have theirs; then [group][row] Σq as float, where a format
+//                          asks for it; then [span][row] steps
 #pragma once
 
 #include "ints.h"
@@ -28,18 +29,31 @@ namespace {
 constexpr int GROUP = fr::GROUP;
 constexpr int PAIRS = GROUP / 2;
 constexpr int SPAN = 16;             // groups of activations that share a step
-constexpr int LARGEST = 32767;       // of the whole numbers that they are rounded to
+constexpr int LARGEST = 32767 - 128;  // of the whole numbers that they are rounded to: with a code added they still have 16 bits
 constexpr float SMALLEST = 1e-30f;   // a span whose largest value is below counts as zeros
 static_assert(int64_t(SPAN) * GROUP * 128 * LARGEST < int64_t(1) << 31);
 constexpr int VECTORS = fr::PANEL / LANES;  // of a panel's columns
 
-// Most rows of a tile where groups have scales: the sums of a group and those over groups are KEPT vectors each, and registers hold both. Where
-// there are fewer of them, memory holds the latter.
-#if defined(__AVX512F__)
-constexpr int KEPT = TILE_ROWS, GROUPED_ROWS = TILE_ROWS / VECTORS;
+// Most rows of a tile, and of one whose sums over groups stay in registers beside those of a group: else memory holds the former.
+#if defined(__AVX512VNNI__)
+constexpr int CODE_ROWS = 10, KEPT_ROWS = 6;  // with all that crossing holds (below), 32 registers are enough for ten
+#elif defined(__AVX512F__)
+constexpr int CODE_ROWS = TILE_ROWS, KEPT_ROWS = 6;
 #else
-constexpr int KEPT = 2, GROUPED_ROWS = TILE_ROWS;
+constexpr int CODE_ROWS = TILE_ROWS, KEPT_ROWS = 1;
 #endif
+
+// Rows that are crossed, of M. A dot product of the codes w, w' and the numbers x, x' of two pairs of k is, of whole numbers modulo 2³² and so
+// exactly, (w + x')·(w' + x) − w·w' − x·x': one instead of two, and two additions, which some machines have other units for (AMD since Zen 4,
+// not Intel). w·w' is the same for all rows and needs another dot product, x·x' is known when a row is packed. Five rows of eight keep
+// all units busy.
+#if defined(__AVX512VNNI__)
+constexpr int crossed_rows(int M) { return M < 5 ? 0 : M * 5 / 8; }
+#else
+constexpr int crossed_rows(int) { return 0; }
+#endif
+// Whether row m of M is one of W that are, which lie between the others.
+constexpr bool is_crossed(int m, int M, int W) { return m * W / M != (m + 1) * W / M; }
 
 // With few rows a chain of sixteen additions would be waited for: whole numbers may be added in several, as the order is free.
 // Where a vector is several registers, there are enough sums without.
@@ -72,7 +86,19 @@ struct Fetch {
     }
 };
 
-// Sums of a group, M rows by N vectors, in g[row + M · chain]: what the two widths of codes do differently.
+// Two pairs of k, their codes v and w, and M rows from x on, of which W are crossed: what they add to the sums. g[M]: to those of v·w.
+template <int M, int N, int W>
+FR_INLINE void cross(I (&g)[M + 1][N], const I (&v)[N], const I (&w)[N], const int32_t* x) {
+    FR_UNROLL
+    for (int m = 0; m < M; ++m) {
+        const I a = splat(x[m * PAIRS]), b = splat(x[m * PAIRS + 1]);
+        for (int j = 0; j < N; ++j)
+            g[m][j] = is_crossed(m, M, W) ? dot(g[m][j], add_halves(v[j], b), add_halves(w[j], a)) : dot(dot(g[m][j], v[j], a), w[j], b);
+    }
+    for (int j = 0; j < N; ++j) g[M][j] = dot(g[M][j], v[j], w[j]);
+}
+
+// Sums of a group, M rows by N vectors, in g[row + M · chain], or with rows that are crossed: what the two widths of codes do differently.
 struct Bytes {
     static constexpr int CODES = GROUP * fr::PANEL;
     template <int M, int N, int C>
@@ -90,6 +116,16 @@ struct Bytes {
                     for (int j = 0; j < N; ++j) g[m + M * c][j] = dot(g[m + M * c][j], w[j], x);
                 }
             }
+    }
+    template <int M, int N, int W>
+    FR_INLINE void sum_crossed(I (&g)[M + 1][N], const uint8_t* codes, const int32_t* q, const Fetch& fetch) {
+        for (int pair = 0; pair < PAIRS; pair += 2) {
+            const int8_t* at = (const int8_t*)codes + pair * 2 * fr::PANEL;
+            fetch.pair(pair), fetch.pair(pair + 1);
+            I v[N], w[N];
+            for (int j = 0; j < N; ++j) v[j] = load_bytes(at + j * fr::PANEL), w[j] = load_bytes(at + (j + 2) * fr::PANEL);
+            cross<M, N, W>(g, v, w, q + pair);
+        }
     }
 };
 
@@ -118,6 +154,43 @@ struct Nibbles {
             plane<3, M, N, C>(g, words, q + 4 * octet);
         }
     }
+    template <int M, int N, int W>
+    FR_INLINE void sum_crossed(I (&g)[M + 1][N], const uint8_t* codes, const int32_t* q, const Fetch& fetch) {
+        for (int octet = 0; octet < PAIRS / 4; ++octet) {
+            const uint16_t* at = (const uint16_t*)codes + octet * 2 * fr::PANEL;
+            for (int i = 0; i < 4; ++i) fetch.pair(4 * octet + i);
+            I v[N], w[N];
+            for (int j = 0; j < N; ++j) v[j] = nibbles<0>(load_words(at + j * fr::PANEL)), w[j] = nibbles<1>(load_words(at + j * fr::PANEL));
+            cross<M, N, W>(g, v, w, q + 4 * octet);
+            for (int j = 0; j < N; ++j) v[j] = nibbles<2>(load_words(at + j * fr::PANEL)), w[j] = nibbles<3>(load_words(at + j * fr::PANEL));
+            cross<M, N, W>(g, v, w, q + 4 * octet + 2);
+        }
+    }
+};
+
+// Sums of whole numbers, M rows by N vectors, of which W rows are crossed.
+template <class Codes, int M, int N, int W>
+struct Whole {
+    static constexpr int C = chains(M), LINES = W ? M + 1 : M * C;
+    I at[LINES][N];
+    // `starts`: one a row, for all of them or those that are crossed, or null.
+    FR_METHOD void begin(const int32_t* starts, bool all = false) {
+        FR_UNROLL
+        for (int m = 0; m < LINES; ++m)
+            for (int j = 0; j < N; ++j) at[m][j] = splat(m < M && starts && (all || is_crossed(m, M, W)) ? starts[m] : 0);
+    }
+    FR_METHOD void add(const uint8_t* codes, const int32_t* x, const Fetch& fetch) {
+        if constexpr (W > 0)
+            Codes::template sum_crossed<M, N, W>(at, codes, x, fetch);
+        else
+            Codes::template sum<M, N, C>(at, codes, x, fetch);
+    }
+    FR_METHOD I get(int m, int j) const {
+        if constexpr (W > 0) return is_crossed(m, M, W) ? at[m][j] - at[M][j] : at[m][j];
+        I sum = at[m][j];
+        for (int c = 1; c < C; ++c) sum = sum + at[m + M * c][j];
+        return sum;
+    }
 };
 
 // Bytes of a group: codes, and by format scales and minima.
@@ -127,7 +200,7 @@ FR_INLINE int group_bytes(fr::Format format) {
 }
 
 // Of a packed row: pairs, what goes with their sums, steps.
-FR_INLINE int64_t row_words(int groups) { return int64_t(groups) * (PAIRS + 1) + (groups + SPAN - 1) / SPAN; }
+FR_INLINE int64_t row_words(int groups) { return int64_t(groups) * (PAIRS + 2) + (groups + SPAN - 1) / SPAN; }
 
 // Sums of M rows by N vectors: in registers, or where others need them all, in memory meanwhile.
 template <int M, int N, bool IN_REGISTERS>
@@ -153,29 +226,24 @@ struct Block {
     const uint16_t* scales;
     const float* units;
     const int32_t* x;       // pairs of the packed rows
-    const int32_t* totals;  // one a row and group
+    const int32_t* starts;  // one a row and group
+    const float* totals;    // as many
     const float* steps;     // one a row and span
 };
 
-// The sums of a span, M rows by N vectors, from `a` on, which moves behind them. One scale a column: a sum of whole numbers.
+// The sums of a span, M rows by N vectors, of which W rows are crossed, from `a` on, which moves behind them. One scale a column: a sum of
+// whole numbers.
 struct Columns {
     using Codes = Bytes;
-    static constexpr int ROWS = TILE_ROWS;
-    template <int M, int N>
+    template <int M, int N, int W>
     FR_INLINE void span(Block& a, int groups, Fetch& fetch, V (&sum)[M][N]) {
-        constexpr int C = chains(M);
-        I g[M * C][N];
-        FR_UNROLL
-        for (int m = 0; m < M * C; ++m)
-            for (int j = 0; j < N; ++j) g[m][j] = splat(0);
-        for (int s = 0; s < groups; ++s, a.codes += Codes::CODES, a.x += M * PAIRS, fetch.next_group())
-            Codes::sum<M, N, C>(g, a.codes, a.x, fetch);
+        Whole<Codes, M, N, W> g;
+        g.begin(W ? a.starts : nullptr);
+        a.starts += groups * M;
+        for (int s = 0; s < groups; ++s, a.codes += Codes::CODES, a.x += M * PAIRS, fetch.next_group()) g.add(a.codes, a.x, fetch);
         FR_UNROLL
         for (int m = 0; m < M; ++m)
-            for (int j = 0; j < N; ++j) {
-                for (int c = 1; c < C; ++c) g[m][j] = g[m][j] + g[m + M * c][j];
-                sum[m][j] = to_float(g[m][j]);
-            }
+            for (int j = 0; j < N; ++j) sum[m][j] = to_float(g.get(m, j));
     }
 };
 
@@ -183,35 +251,28 @@ struct Columns {
 template <class CODES, bool OFFSET, bool MINIMA>
 struct Groups {
     using Codes = CODES;
-    static constexpr int ROWS = GROUPED_ROWS;
-    template <int M, int N>
+    template <int M, int N, int W>
     FR_INLINE void span(Block& a, int groups, Fetch& fetch, V (&sum)[M][N]) {
-        constexpr int C = chains(M);
-        Sums<M, N, (M * N <= KEPT)> sums;
+        Sums<M, N, (M <= KEPT_ROWS)> sums;
         FR_UNROLL
         for (int m = 0; m < M; ++m)
             for (int j = 0; j < N; ++j) sums.put(m, j, zero());
-        for (int s = 0; s < groups; ++s, a.codes += a.bytes, a.scales += a.bytes / 2, a.x += M * PAIRS, a.totals += M, fetch.next_group()) {
-            I g[M * C][N];
-            FR_UNROLL
-            for (int m = 0; m < M * C; ++m)
-                for (int j = 0; j < N; ++j) g[m][j] = splat(OFFSET && m < M ? a.totals[m] : 0);
+        for (int s = 0; s < groups; ++s, fetch.next_group()) {
+            Whole<Codes, M, N, W> g;
+            g.begin(W || OFFSET ? a.starts : nullptr, OFFSET);
             sums.leave();
-            Codes::template sum<M, N, C>(g, a.codes, a.x, fetch);
+            g.add(a.codes, a.x, fetch);
             sums.leave();
-            for (int m = M; m < M * C; ++m)
-                for (int j = 0; j < N; ++j) g[m % M][j] = g[m % M][j] + g[m][j];
             for (int j = 0; j < N; ++j) {
-                const V by = load_half(a.scales + j * LANES);
+                const V scale = load_half(a.scales + j * LANES), minimum = MINIMA ? load_half(a.scales + fr::PANEL + j * LANES) : zero();
                 FR_UNROLL
-                for (int m = 0; m < M; ++m) sums.put(m, j, fma(to_float(g[m][j]), by, sums.get(m, j)));
-            }
-            if constexpr (MINIMA)
-                for (int j = 0; j < N; ++j) {
-                    const V minimum = load_half(a.scales + fr::PANEL + j * LANES);
-                    FR_UNROLL
-                    for (int m = 0; m < M; ++m) sums.put(m, j, fma(minimum, set(((const float*)a.totals)[m]), sums.get(m, j)));
+                for (int m = 0; m < M; ++m) {
+                    V value = fma(to_float(g.get(m, j)), scale, sums.get(m, j));
+                    if constexpr (MINIMA) value = fma(minimum, set(a.totals[m]), value);
+                    sums.put(m, j, value);
                 }
+            }
+            a.codes += a.bytes, a.scales += a.bytes / 2, a.x += M * PAIRS, a.starts += M, a.totals += M;
         }
         FR_UNROLL
         for (int m = 0; m < M; ++m)
@@ -222,25 +283,25 @@ struct Groups {
 // A span's sums join those of the spans before, which rest in y: registers hold only one of both, and a block that ends K is finished there.
 template <int M, int N, bool FULL>
 FR_INLINE void join(const Tile& t, const Block& a, bool first, bool last, const V (&sum)[M][N]) {
+    V unit[N], bias[N];
+    const bool biased = last && t.bias;
+    const auto valid = [&](int j) { return t.columns <= j * LANES ? 0 : t.columns - j * LANES < LANES ? t.columns - j * LANES : LANES; };
     for (int j = 0; j < N; ++j) {
-        const int left = FULL ? LANES : t.columns - j * LANES, n = left > LANES ? LANES : left;
-        if (n <= 0) continue;
-        const bool biased = last && t.bias;
-        const V unit = last ? load(a.units + j * LANES) : zero();
-        const V bias = !biased ? zero() : FULL ? load(t.bias + j * LANES) : load(t.bias + j * LANES, n);
-        FR_UNROLL
-        for (int m = 0; m < M; ++m) {
-            float* y = t.y + m * t.y_stride + j * LANES;
-            V value = fma(sum[m][j], set(a.steps[m]), first ? zero() : FULL ? load(y) : load(y, n));
-            if (last) value = value * unit;
-            if (biased) value = value + bias;
-            FULL ? store(y, value) : store(y, value, n);
-        }
+        unit[j] = last ? load(a.units + j * LANES) : set(1.0f);
+        bias[j] = !biased ? zero() : FULL ? load(t.bias + j * LANES) : load(t.bias + j * LANES, valid(j));
     }
+    FR_UNROLL
+    for (int m = 0; m < M; ++m)
+        for (int j = 0; j < N; ++j) {
+            float* y = t.y + m * t.y_stride + j * LANES;
+            V value = fma(sum[m][j], set(a.steps[m]), first ? zero() : FULL ? load(y) : load(y, valid(j))) * unit[j];
+            if (biased) value = value + bias[j];
+            FULL ? store(y, value) : store(y, value, valid(j));
+        }
 }
 
 // M rows by a panel, `t.steps` groups.
-template <class Scaled, int M>
+template <class Scaled, int M, int W>
 void block_tile(const Tile& t, Block a, Fetch fetch) {
     constexpr int N = VECTORS;
     const bool full = t.columns >= N * LANES;
@@ -251,18 +312,19 @@ void block_tile(const Tile& t, Block a, Fetch fetch) {
     }
     for (int s = 0; s < t.steps; s += SPAN, a.steps += M) {
         V sum[M][N];
-        Scaled::template span<M, N>(a, t.steps - s < SPAN ? t.steps - s : SPAN, fetch, sum);
+        Scaled::template span<M, N, W>(a, t.steps - s < SPAN ? t.steps - s : SPAN, fetch, sum);
         const bool first = t.first && s == 0, last = t.last && s + SPAN >= t.steps;
         full ? join<M, N, true>(t, a, first, last, sum) : join<M, N, false>(t, a, first, last, sum);
     }
 }
 
 // A tile of exactly `rows` rows, at most MOST.
-template <class Scaled, int MOST = Scaled::ROWS>
-FR_INLINE void run_block(int rows, const Tile& t, const Block& a, const Fetch& fetch) {
+template <class Scaled, int MOST = CODE_ROWS>
+FR_INLINE void run_block(int rows, bool crossing, const Tile& t, const Block& a, const Fetch& fetch) {
     if constexpr (MOST > 0) {
-        if (rows != MOST) return run_block<Scaled, MOST - 1>(rows, t, a, fetch);
-        block_tile<Scaled, MOST>(t, a, fetch);
+        if (rows != MOST) return run_block<Scaled, MOST - 1>(rows, crossing, t, a, fetch);
+        constexpr int W = crossed_rows(MOST);
+        crossing ? block_tile<Scaled, MOST, W>(t, a, fetch) : block_tile<Scaled, MOST, 0>(t, a, fetch);
     }
 }
 
@@ -290,17 +352,18 @@ void multiply_codes(const fr::Product& p, int panel0, int panel1, int tile0, int
             for (int t = tile0; t < tile1; ++t) {
                 const int row = tile_start(p, t), rows = tile_start(p, t + 1) - row, run = t - tile0 - cold;
                 const int32_t* x = (const int32_t*)p.packed + row * row_words(groups);
-                const int32_t* totals = x + int64_t(groups) * PAIRS * rows;
-                const float* steps = (const float*)(totals + groups * rows) + s / SPAN * rows;
+                const int32_t* starts = x + int64_t(groups) * PAIRS * rows;
+                const float* totals = (const float*)(starts + groups * rows);
+                const float* steps = totals + groups * rows + s / SPAN * rows;
                 const Tile job{here, 0, p.y + row * p.y_stride + (column - p.y_column), p.y_stride, p.bias ? p.bias + column : nullptr,
                                p.N - column, s == 0, s + here == groups, 0};
                 const Trickle soon = trickle(p, groups * PAIRS, panel, t, s * PAIRS, here * PAIRS);
                 const Block a{bytes, codes, (const uint16_t*)(codes + Codes::CODES), units,
-                              x + int64_t(s) * PAIRS * rows, totals + s * rows, steps};
+                              x + int64_t(s) * PAIRS * rows, starts + s * rows, totals + s * rows, steps};
                 if (runs == 1 || run < 0)
-                    run_block<Scaled>(rows, job, a, {codes + near * bytes, bytes, codes + here * bytes, runs == 1 ? behind : nullptr, soon});
+                    run_block<Scaled>(rows, p.crossing, job, a, {codes + near * bytes, bytes, codes + here * bytes, runs == 1 ? behind : nullptr, soon});
                 else
-                    run_block<Scaled>(rows, job, a, {behind + share * here * run, share, nullptr, nullptr, soon});
+                    run_block<Scaled>(rows, p.crossing, job, a, {behind + share * here * run, share, nullptr, nullptr, soon});
             }
         }
     }
@@ -336,27 +399,47 @@ FR_INLINE float round_group(const float* x, int count, float inverse, void* q) {
     return sum((u - magic) + (v - magic));
 }
 
+// Σ x·x' over the pairs of a group, two by two.
+FR_INLINE uint32_t neighbours(const int32_t* pairs) {
+#if defined(__AVX512VNNI__)
+    const __m512i x = _mm512_loadu_si512(pairs);
+    return uint32_t(_mm512_mask_reduce_add_epi32(0x5555, _mm512_madd_epi16(x, _mm512_srli_epi64(x, 32))));
+#else
+    const auto* x = (const int16_t*)pairs;
+    uint32_t sum = 0;
+    for (int i = 0; i < GROUP; i += 4) sum += uint32_t(x[i] * x[i + 2]) + uint32_t(x[i + 1] * x[i + 3]);
+    return sum;
+#endif
+}
+
 // Rows lie group by group and not k by k, as bf16's do: nothing is transposed, and a multiplication spreads a pair from any place as fast.
-// TOTALS: something goes with Σq. OFFSET: namely −8·Σq.
-template <bool TOTALS, bool OFFSET>
+template <fr::Format FORMAT>
 void pack_groups(const fr::Product& p, int tile0, int tile1) {
     const int groups = (p.K + GROUP - 1) / GROUP;
     for (int t = tile0; t < tile1; ++t) {
-        const int row = tile_start(p, t), M = tile_start(p, t + 1) - row;
+        const int row = tile_start(p, t), M = tile_start(p, t + 1) - row, W = p.crossing ? crossed_rows(M) : 0;
         int32_t* const pairs = (int32_t*)p.packed + row * row_words(groups);
-        int32_t* const totals = pairs + int64_t(groups) * PAIRS * M;
-        float* const steps = (float*)(totals + groups * M);
+        int32_t* const starts = pairs + int64_t(groups) * PAIRS * M;
+        float* const totals = (float*)(starts + groups * M);
+        float* const steps = totals + groups * M;
         for (int m = 0; m < M; ++m) {
             const float* x = p.x + int64_t(row + m) * p.K;
+            const bool crosses = is_crossed(m, M, W);
             for (int s = 0; s < groups; s += SPAN) {
                 const int end = s + SPAN < groups ? s + SPAN : groups, width = p.K - s * GROUP;
                 const Rounding made = rounding(x + s * GROUP, width < SPAN * GROUP ? width : SPAN * GROUP);
                 steps[s / SPAN * M + m] = made.step;
+                uint32_t crossed = 0;  // Σ x·x' of the group, or of the span
                 for (int g = s; g < end; ++g) {
-                    const float total = round_group(x + g * GROUP, p.K - g * GROUP, made.inverse, pairs + (int64_t(g) * M + m) * PAIRS);
-                    if constexpr (TOTALS && OFFSET) totals[g * M + m] = int32_t(-8.0f * total);
-                    if constexpr (TOTALS && !OFFSET) memcpy(totals + g * M + m, &total, 4);
+                    int32_t* const to = pairs + (int64_t(g) * M + m) * PAIRS;
+                    const float total = round_group(x + g * GROUP, p.K - g * GROUP, made.inverse, to);
+                    if (crosses) crossed += neighbours(to);
+                    if constexpr (FORMAT == fr::INT8) continue;
+                    if constexpr (FORMAT == fr::INT4) totals[g * M + m] = total;
+                    starts[g * M + m] = int32_t((FORMAT == fr::INT4_SYMMETRIC ? uint32_t(int32_t(-8.0f * total)) : 0) - crossed);
+                    crossed = 0;
                 }
+                if constexpr (FORMAT == fr::INT8) starts[s * M + m] = int32_t(-crossed);
             }
         }
     }
@@ -369,13 +452,17 @@ size_t packed_bytes_any(fr::Format format, int32_t K) {
 }
 
 int32_t tiles_any(fr::Format format, int32_t rows) {
-    return format > fr::INT8 ? (rows + GROUPED_ROWS - 1) / GROUPED_ROWS : tiles_of(rows);
+    return format >= fr::INT8 ? (rows + CODE_ROWS - 1) / CODE_ROWS : tiles_of(rows);
 }
 
 void pack_rows_any(const fr::Product& p, int32_t tile0, int32_t tile1) {
-    if (p.format < fr::INT8) return pack_rows(p, tile0, tile1);
-    if (p.format < fr::INT4) return pack_groups<false, false>(p, tile0, tile1);
-    p.format == fr::INT4 ? pack_groups<true, false>(p, tile0, tile1) : pack_groups<true, true>(p, tile0, tile1);
+    switch (p.format) {
+        case fr::INT8: return pack_groups<fr::INT8>(p, tile0, tile1);
+        case fr::INT8_GROUPS: return pack_groups<fr::INT8_GROUPS>(p, tile0, tile1);
+        case fr::INT4: return pack_groups<fr::INT4>(p, tile0, tile1);
+        case fr::INT4_SYMMETRIC: return pack_groups<fr::INT4_SYMMETRIC>(p, tile0, tile1);
+        default: return pack_rows(p, tile0, tile1);
+    }
 }
 
 void multiply_any(const fr::Product& p, int32_t panel0, int32_t panel1, int32_t tile0, int32_t tile1) {

@@ -47,6 +47,15 @@ std::vector<const Kernels*> available() {
     return found;
 }
 
+// Whether integer additions have units of their own beside dot products (Product::crossing). Where both share them, crossing takes longer.
+bool adds_beside_dots() {
+#if defined(__x86_64__)
+    return __builtin_cpu_is("amd");
+#else
+    return false;
+#endif
+}
+
 // Memory that grows and is never zeroed; aligned to a cache line.
 class Buffer {
 public:
@@ -107,6 +116,7 @@ struct fr_context {
     fr_context(int threads, const Kernels* kernels) : k(kernels), pool(threads), scratch(size_t(threads)) {}
 
     const Kernels* k;
+    const bool crossing = adds_beside_dots();
     Pool pool;
     Buffer packed, parts;
     std::vector<Buffer> scratch;  // one a thread
@@ -351,7 +361,7 @@ void Call::spread(Product p, int32_t grain, F&& body) {
 Product Call::plan(const float* x, const void* w, const float* bias, float* y, int32_t rows, int32_t K, int32_t N, int32_t format) const {
     Product p{};
     p.w = w, p.x = x, p.bias = bias, p.y = y, p.y_stride = N, p.K = K, p.N = N, p.rows = rows;
-    p.format = Format(format), p.tiles = k_.tiles(p.format, rows);
+    p.format = Format(format), p.tiles = k_.tiles(p.format, rows), p.crossing = c_.crossing;
     return p;
 }
 

@@ -87,6 +87,16 @@ def test_instruction_sets_agree(form: str) -> None:
             same(wide, narrow)
 
 
+@pytest.mark.parametrize("form", NATIVE)
+@pytest.mark.parametrize("format", quant.FORMATS)
+def test_codes_and_numbers_at_their_largest(form: str, format: str) -> None:
+    """Where rows are crossed, a code is added to a number of 16 bits."""
+    x, w = torch.ones(8, 1100), torch.ones(70, 1100)
+    x[3:5], w[40:60] = -1.0, -1.0
+    backend = native(form, 1)
+    torch.testing.assert_close(backend.ops.matmul(x, backend.pack(w, format)), x @ w.T, rtol=1e-3, atol=0.0)
+
+
 def test_threads_that_outnumber_the_cores_neither_hang_nor_err() -> None:
     backend = native("", 16)
     x, w = random(1, 40, 256), backend.pack(random(2, 640, 256), "f32")
