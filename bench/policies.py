@@ -29,10 +29,12 @@ MOST = 16
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Chance:
-    """What a policy decides on: the streams that decode, and `offer(i, most)`, what the source has for the i-th."""
+    """What a policy decides on: the streams that decode, `offer(i, most)`, what the source has for the i-th, and the tokens of prompts
+    that are in the step as well."""
 
     streams: Sequence[Stream]
     offer: Callable[[int, int], Offer]
+    prompts: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class Governed:
         self._serial = itertools.count()
 
     def decide(self, chance: Chance) -> Choice:
-        allowance = self.controller(list(chance.streams))
+        allowance = self.controller(list(chance.streams), chance.prompts)
         if allowance is None:
             return nobody(len(chance.streams))
         offers = [chance.offer(i, most) if most else None for i, most in enumerate(allowance.guess)]

@@ -126,11 +126,11 @@ class _Simulation:
 
     def _step(self) -> None:
         decoding = [live for live in self._running if not live.prefill]
-        choice = self._decide(decoding) if decoding else Choice([], 0)
+        prefill, fed = self._prompts()
+        choice = self._decide(decoding, prefill) if decoding else Choice([], 0)
         for tell in self._news:
             tell()
         self._news = []
-        prefill, fed = self._prompts()
         nodes = sum(len(kept) for kept in choice.kept if kept)
         asked = sum(kept is not None for kept in choice.kept)
         lengths = [len(live.stream.tokens) for live in decoding]
@@ -154,13 +154,13 @@ class _Simulation:
         self._count(tokens + len(fed), seconds)
         self._leave()
 
-    def _decide(self, decoding: list[Live]) -> Choice:
+    def _decide(self, decoding: list[Live], prompts: int) -> Choice:
         def offer(i: int, most: int) -> Offer:
             live = decoding[i]
             live.offered = live.track.offer(live.known, min(most, live.track.length - live.known - 1))
             return live.offered
 
-        return self._policy.decide(Chance([live.stream for live in decoding], offer))
+        return self._policy.decide(Chance([live.stream for live in decoding], offer, prompts))
 
     def _unread(self, decoding: list[Live], choice: Choice) -> int:
         """Tokens that a drafter has to catch up with, of the streams that it is asked about."""

@@ -186,12 +186,16 @@ def outcome(match: Match, fast: Sequence[Record], counts: Counts, slow: Sequence
 
 
 def side(records: Sequence[Record], busy: Steady) -> Side:
+    """First tokens are those of requests that came while all streams were busy: at 32 streams half of a match's are sent at once when it
+    begins, so that the median of all stood at the edge between those few and that crowd, now on this side and now on the other."""
     finished = [record for record in records if not record.cut]
+    spoke = [record for record in records if record.arrivals]
+    settled = [record for record in spoke if record.due >= busy.start]
     return Side(
         busy.seconds,
         busy.gained(busy.tokens),
         requests_rate=len(finished) / (max(record.ended for record in finished) - records[0].due),
-        first_token_ms=median(record.first_token_seconds for record in records if record.arrivals) * 1000,
+        first_token_ms=median(record.first_token_seconds for record in settled or spoke) * 1000,
         step_ms=_step_seconds(records) * 1000,
     )
 

@@ -33,8 +33,9 @@ class Allowance:
 
 
 class Budget(Protocol):
-    def __call__(self, sequences: list[Sequence]) -> Allowance | None:
-        """None: no guesses in this step, which then costs exactly a plain one."""
+    def __call__(self, sequences: list[Sequence], prompts: int = 0) -> Allowance | None:
+        """For `sequences`, which decode in the next step beside so many tokens of `prompts`. None: no guesses in this step, which then
+        costs exactly a plain one."""
         ...
 
 
@@ -126,7 +127,7 @@ class Controller(Budget, Protocol):
 class NoGuesses:
     """`--speculator none`."""
 
-    def __call__(self, sequences: list[Sequence]) -> Allowance | None:
+    def __call__(self, sequences: list[Sequence], prompts: int = 0) -> Allowance | None:
         return None
 
     def landed(self, sequence: Sequence, nodes: int, accepted: int, expected: float) -> None:

@@ -257,7 +257,7 @@ class Scheduler:
     def _allowance(self, step: Step, decoding: list[tuple[Entry, list[int]]]) -> Allowance:
         """What the budget grants; where prompts are in the step, as far as they leave room in the pause that they may cause, but always an
         eighth of the step: streams would go without guesses for as long as prompts keep coming, when their steps are longest."""
-        allowance = self._budget([entry.sequence for entry, _ in decoding]) if decoding else None
+        allowance = self._budget([entry.sequence for entry, _ in decoding], step.prefill_tokens) if decoding else None
         if allowance is None or allowance.total <= 0:
             return _NO_GUESSES
         if not step.prefill_tokens:

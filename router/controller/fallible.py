@@ -33,9 +33,9 @@ class Fallible:
         self._well = 0
         """steps since the last fault"""
 
-    def __call__(self, sequences: list[Sequence]) -> Allowance | None:
+    def __call__(self, sequences: list[Sequence], prompts: int = 0) -> Allowance | None:
         try:
-            return self._controller(sequences)
+            return self._controller(sequences, prompts)
         except Exception:
             self._begin_anew()
             return None

@@ -17,6 +17,7 @@ from forerun.messages import Profile
 from forerun.router.controller.cost import Costs, CostTable
 from forerun.router.controller.drafting import USUAL, Drafting
 from forerun.router.controller.guard import Breaker
+from forerun.router.controller.proof import Proof
 from forerun.router.controller.toll import MOST, Tolls, tolls
 from forerun.router.controller.weight import weights
 from forerun.router.controller.yields import Curiosity, Honesty, Mean, Yield
@@ -49,6 +50,9 @@ SHORTFALL, CARE, DEAR = 1.0, 0.01, 0.1
 """What a crowd's guesses must bring beyond what they take, as a share of its tokens: so many standard deviations of what is in doubt about
 their step, and at the least what deciding takes (`CARE`) and, where a node costs nearly as much as a token is worth, `DEAR` times that
 price: there is little to win then, and step times are not known that well."""
+PROVEN = 0.5, 0.75
+"""Prices of a node from which, and from which in full, a crowd is charged what its guesses lacked of what was hoped: where nodes are cheap,
+a text that has become unpredictable says nothing of the others."""
 READ_ASKS = 16
 """asks over which it is spread what a drafter takes to read a sequence that it is asked about for the first time, or after a pause"""
 _LATE = 3
@@ -84,6 +88,7 @@ class Price:
         self._all = Mean()
         self._yields: dict[Sequence, Yield] = {}
         self._breakers: dict[int, Breaker] = {}
+        self._proofs: dict[int, Proof] = {}
         self._round = 0
         self._plain_round = 0
         """the last one without guesses"""
@@ -104,15 +109,13 @@ class Price:
         """the last sequences had priorities"""
         self._standstill = Standstill()
         """among steps without prompts"""
-        self._prompts = 0
-        """prompt tokens of the last step: there may be as many in the next"""
         self._last = Allowance([], 0)
         self._lambda = 0.0
         """what a node of the last step that had guesses cost on average"""
         self._gain = 1.0
         self._expected = self._measured = 0.0
 
-    def __call__(self, sequences: list[Sequence]) -> Allowance | None:
+    def __call__(self, sequences: list[Sequence], prompts: int = 0) -> Allowance | None:
         self._round += 1
         roots = len(sequences)
         allowance = None
@@ -121,7 +124,7 @@ class Price:
             self._rest -= 1
             self._curiosity.earn(roots)
         elif self._most > 0 and roots > 0 and (self._cutoff is None or roots <= self._cutoff) and self._breaker(roots).allows():
-            allowance = self._allow(sequences)
+            allowance = self._allow(sequences, prompts)
         if allowance is None:
             self._plain_round = self._round
         return allowance
@@ -136,7 +139,6 @@ class Price:
         if round.caught_up >= 0:  # it reads in parts, and knows better
             unread = round.caught_up
         drafting = self._drafting.observe(round.asked, round.draft_seconds - chosen, unread, chosen, usual)
-        self._prompts = round.prefill_tokens
         if not roots:
             return
         scored = read + round.nodes * read // roots
@@ -152,11 +154,22 @@ class Price:
             self._seen = self._round
         self._expected, self._measured = verifying + drafting, round.seconds
         costs.correct(forward, round.rows, roots, read, scored, round.nodes > 0)
+        if roots > CROWD:
+            self._prove(round, forward + drafting, plain)
         if round.asked:
             breaker = self._breaker(roots)
             seconds = min(forward + drafting, (1 + _OUTLIER * costs.usual_surprise) * self._expected)
             if breaker.observe(round.tokens + urgent, seconds, roots, plain) and self._changed:
                 self._changed(_least(roots), breaker.state)
+
+    def _prove(self, round: Round, seconds: float, plain: float) -> None:
+        """`seconds` of a step of a crowd, where one without guesses was expected to take `plain`."""
+        proof, roots = self._proof(round.roots), round.roots
+        if round.asked:
+            noise = 1.5 * self._costs.usual_surprise
+            proof.guessed(round.tokens / roots, seconds / plain, round.nodes / roots**2, noise)
+        else:
+            proof.plain(seconds / plain)
 
     def _caught_up(self) -> int:
         """Tokens of the sequences of this step that their drafter had not read, beyond the usual."""
@@ -220,7 +233,7 @@ class Price:
             rough=self._rough,
         )
 
-    def _allow(self, sequences: list[Sequence]) -> Allowance | None:
+    def _allow(self, sequences: list[Sequence], prompts: int) -> Allowance | None:
         roots = len(sequences)
         lengths = [len(sequence.tokens) for sequence in sequences]
         read = sum(lengths)
@@ -228,10 +241,11 @@ class Price:
         weighed = self._weigh(sequences, known)
         drafting = self._drafting.seconds(roots)
         goodput, nodes = self._outlook(known, read, drafting)
-        if self._looks_at_plain(roots, nodes):
+        # A step with prompts shows nothing of plain ones, and would be looked at for ever.
+        if not prompts and self._looks_at_plain(roots, nodes):
             return None
         self._decisions += 1
-        rows = min(roots + self._prompts, LARGEST_STEP - MOST)
+        rows = min(roots + prompts, LARGEST_STEP - MOST)
         hopeful = self._decisions % HOPE_ROUNDS == 0
         plain = self._costs.seconds(rows, roots, read, read)
         # No more than may be of use soon; each entry takes time.
@@ -248,6 +262,9 @@ class Price:
         total = min(sum(guess), len(charged.toll))
         if not total:
             return None
+        if roots > CROWD and not prompts:
+            asked = [one.worth(goodput) for one in known if one.asked]
+            self._proof(roots).hope((sum(asked) - goodput * drafting[len(asked)]) / roots)
         discount = min(1.0, 1 / self._gain)
         self._lambda = charged.price(nodes)
         least = charged.least * discount / max(weighed, default=1.0)
@@ -258,7 +275,10 @@ class Price:
         """Tokens that guesses must bring beyond what they take. Few sequences need none."""
         beyond = max(0, roots - CROWD)
         doubt = SHORTFALL * self._costs.doubt(roots, roots + round(nodes)) if beyond else 0.0
-        return beyond * max(CARE, doubt, DEAR * charged.price(roots / 4) * beyond / roots)
+        price = charged.price(roots / 4)
+        margin = beyond * max(CARE, doubt, DEAR * price * beyond / roots)
+        dear = min(1.0, max(0.0, (price - PROVEN[0]) / (PROVEN[1] - PROVEN[0])))
+        return margin + self._proof(roots).charge * dear * roots if beyond else 0.0
 
     def _weigh(self, sequences: list[Sequence], known: list[Yield]) -> list[float]:
         """Set what the guesses of each sequence are worth. Empty: as much as each other's."""
@@ -288,8 +308,6 @@ class Price:
     def _looks_at_plain(self, roots: int, nodes: float) -> bool:
         """Whether to go without guesses in this round, because it is long ago that a plain step was seen: the longer, the more guessing
         seems to pay."""
-        if self._prompts:  # a step with prompts shows nothing of plain ones, and would be looked at for ever
-            return False
         if self._looks == 0:
             rounds = self._round - self._seen
             if rounds < LOOK_ROUNDS:
@@ -345,6 +363,9 @@ class Price:
     def _open(self, sequence: Sequence) -> Yield:
         opened = self._yields[sequence] = Yield(self._all, sequence.request.speculate == 0)
         return opened
+
+    def _proof(self, roots: int) -> Proof:
+        return self._proofs.setdefault(_least(roots), Proof())
 
     def _breaker(self, roots: int) -> Breaker:
         return self._breakers.setdefault(_least(roots), Breaker())

@@ -15,7 +15,7 @@ class Fixed:
         self._cutoff = cutoff
         self._last = Allowance([], 0)
 
-    def __call__(self, sequences: list[Sequence]) -> Allowance | None:
+    def __call__(self, sequences: list[Sequence], prompts: int = 0) -> Allowance | None:
         if self._cutoff is not None and len(sequences) > self._cutoff:
             return None
         guess = [self.window(sequence) for sequence in sequences]

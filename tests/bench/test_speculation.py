@@ -10,6 +10,8 @@ import pytest
 
 from forerun.bench import launched, speculation
 from forerun.bench.launched import Launched, Program, StartFailed
+from forerun.bench.records import Record
+from forerun.bench.steady import Steady
 
 
 async def test_servers_start_one_after_the_other_while_those_that_are_warm_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,3 +71,13 @@ async def test_a_server_that_never_settles_is_an_error(monkeypatch: pytest.Monke
     monkeypatch.setattr(launched, "SETTLE_SECONDS", -1.0)
     with pytest.raises(StartFailed, match="idle seconds"):
         await Launched(Program([])).settled()
+
+
+def test_first_tokens_are_judged_by_requests_that_came_while_all_streams_were_busy() -> None:
+    """Two that begin together wait for each other; those that come later do not."""
+    begun = [Record(due=0.0, arrivals=[first + 0.1 * i for i in range(20)], ended=first + 1.9) for first in (0.5, 0.9)]
+    later = [Record(due=due, arrivals=[due + 0.1 * i for i in range(1, 21)], ended=due + 2.0) for due in (2.4, 2.8)]
+    records = [*begun, *later]
+    busy = Steady.of(records, ["xx"] * 4, 2)
+    assert speculation.side(records, busy).first_token_ms == pytest.approx(100.0)
+    assert speculation.side(begun, Steady.of(begun, ["xx"] * 2, 2)).first_token_ms == pytest.approx(700.0)

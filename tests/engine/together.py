@@ -100,7 +100,7 @@ class Gambler:
         self._random = random.Random(seed)
         self._most = most
 
-    def __call__(self, sequences: list[Sequence]) -> Allowance | None:
+    def __call__(self, sequences: list[Sequence], prompts: int = 0) -> Allowance | None:
         dice = self._random
         if not self._most or dice.random() < 0.2:
             return None

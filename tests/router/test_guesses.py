@@ -16,7 +16,7 @@ class Generous:
         self.guess = guess
         self.asked: list[int] = []
 
-    def __call__(self, sequences: list[Sequence]) -> Allowance:
+    def __call__(self, sequences: list[Sequence], prompts: int = 0) -> Allowance:
         self.asked.append(len(sequences))
         return Allowance([self.guess] * len(sequences), self.guess * len(sequences), 0.25)
 
@@ -97,3 +97,15 @@ def test_prompts_are_read_as_fast_as_without_guesses(guess: int) -> None:
     assert len(full) > 8
     assert all(0 < budget <= 100 // 8 for budget in full)
     assert guesses[-1] >= 8 * guess
+
+
+def test_whoever_grants_guesses_hears_how_many_prompt_tokens_are_in_the_step() -> None:
+    heard: list[int] = []
+
+    class Curious(Generous):
+        def __call__(self, sequences: list[Sequence], prompts: int = 0) -> Allowance:
+            heard.append(prompts)
+            return super().__call__(sequences, prompts)
+
+    read, _ = chunks_beside_guesses(Curious(1))
+    assert len(read) > 8 and [prompts for prompts in heard if prompts] == read

@@ -23,7 +23,7 @@ class Gambler:
         self._random = random.Random(seed)
         self._most = most
 
-    def __call__(self, sequences: list[Sequence]) -> Allowance | None:
+    def __call__(self, sequences: list[Sequence], prompts: int = 0) -> Allowance | None:
         if not self._most or self._random.random() < 0.2:
             return None
         guess = [self._random.randint(0, self._most) for _ in sequences]

@@ -54,7 +54,7 @@ class World:
         self._dice = random.Random(seed)
 
     def step(self, controller: Controller, sequences: list[Sequence], prefill: int = 0) -> Allowance | None:
-        allowance = controller(sequences)
+        allowance = controller(sequences, prefill)
         guess = allowance.guess if allowance else [0] * len(sequences)
         nodes = accepted = 0
         asked = sum(most > 0 for most in guess)

@@ -34,7 +34,7 @@ class Broken:
         if verb == self.verb:
             raise ZeroDivisionError("a step of no seconds")
 
-    def __call__(self, sequences: list[Sequence]) -> Allowance | None:
+    def __call__(self, sequences: list[Sequence], prompts: int = 0) -> Allowance | None:
         self._go("call")
         return Allowance([1] * len(sequences), len(sequences))
 

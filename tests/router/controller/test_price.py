@@ -305,3 +305,15 @@ def test_a_look_whose_guesses_never_landed_is_not_settled_with_another_ask(later
     controller._learn(1e-4)
     assert known.tried is None
     assert (controller._curiosity._credit < before) is (later <= 3)
+
+
+def test_guesses_are_priced_beside_the_prompts_of_their_own_step() -> None:
+    """Up to 64 rows are nearly free and those beyond are dear: whoever has both in a step pays for what is beyond."""
+    controller, world = Price(Costs([(1, 0.010), (64, 0.0102), (128, 0.0742)]), most=4), World(chance=0.8)
+    streams = [sequence() for _ in range(4)]
+    for _ in range(40):
+        world.step(controller, streams)
+    alone, beside = controller(streams), controller(streams, prompts=60)
+    assert alone is not None and alone.price < 0.1
+    assert beside is None or beside.price > 0.3
+    assert controller(streams) is not None
