@@ -26,6 +26,7 @@ constexpr int PAGE = fr::PAGE;
 constexpr int SCORE_TILE = 8;   // queries that meet a page of keys at once
 constexpr int BLOCK = 16;       // pages whose keys and values pass by all queries together
 constexpr int VALUE_TILE = 6;   // queries that meet a page of values at once, four vectors of dimensions each
+constexpr int ASKING = 4;       // queries of a tile at most that asks for lines with each step: with more, asking would cost more than waiting
 
 struct View {          // what one row sees
     int first, end;    // positions [first, end)
@@ -144,32 +145,41 @@ FR_INLINE const float* shares(const float* s, int page) {
     return s + page * (PAIRED<T> ? PAGE / 2 : PAGE);
 }
 
-// What is read later: pages, keys or values of one KV head, and with each some lines of anything else. Pages lie scattered, and the machine's
-// own prefetcher stops at the end of each, so they are asked for while others are computed, which hides the asking too.
+// What is read later: pages, keys or values of one KV head, then some lines of anything else. Pages lie scattered, and the machine's own
+// prefetcher stops at the end of each, so they are asked for while others are computed, as many lines with each step as the step reads: a
+// core that is asked for more at once than it can wait for forgets some (Zen 5: one line in eight of a page or more).
 template <class T>
 struct Ahead {
     const T* pages[2 * BLOCK];
     int count = 0, asked = 0;
-    const char* line = nullptr;
-    int lines = 0, each = 0;
+    const char *more = nullptr, *at = nullptr, *end = nullptr;
+    int64_t lines = 0;  // of `more`
 
     void add(const T* page) { pages[count++] = page; }
     void add(const T* const* all, int from, int to) {
         for (; from < to; ++from) add(all[from]);
     }
+    bool turn(int D) {
+        if (asked == count && !lines) return false;
+        const bool page = asked < count;
+        at = page ? (const char*)pages[asked++] : more;
+        end = at + (page ? page_elements<T>(D) * int64_t(sizeof(T)) : 64 * lines);
+        if (!page) lines = 0;
+        return true;
+    }
     inline __attribute__((always_inline)) void ask(int some, int D) {
-        for (; some; --some) {
-            for (int n = lines < each ? lines : each; n; --n, --lines, line += 64) __builtin_prefetch(line, 0, 2);
-            if (asked == count) continue;
-            const T* page = pages[asked++];
-            for (int64_t at = 0; at < page_elements<T>(D); at += 64 / int64_t(sizeof(T))) __builtin_prefetch(page + at, 0, 2);
-        }
+        if (at >= end && !turn(D)) return;
+        for (int line = 0; line < some; ++line) __builtin_prefetch(at + 64 * line, 0, 2);
+        at += 64 * some;
+    }
+    void rest(int D) {
+        while (at < end || turn(D)) ask(1, D);
     }
 };
 
 // Scores of Q queries against P pages. A query is D floats, or pairs of bf16.
 template <int Q, int P, class T>
-FR_INLINE void score_tile(const float* const* q, const T* const* keys, int D, float* const* out) {
+FR_INLINE void score_tile(const float* const* q, const T* const* keys, int D, float* const* out, Ahead<T>* ahead = nullptr) {
     V acc[Q][P];
     FR_UNROLL
     for (int i = 0; i < Q; ++i)
@@ -178,6 +188,7 @@ FR_INLINE void score_tile(const float* const* q, const T* const* keys, int D, fl
 #if defined(__AVX512BF16__)
         const auto step = [&](int d, bool both) {
             __m512bh k[P];
+            if (ahead) ahead->ask(P, D);
             for (int p = 0; p < P; ++p) {
                 const T* key = keys[p] + d * PAGE;
                 k[p] = both ? paired(_mm512_loadu_si512(key)) : paired(half(key), _mm256_setzero_si256());
@@ -192,6 +203,7 @@ FR_INLINE void score_tile(const float* const* q, const T* const* keys, int D, fl
     } else {
         for (int d = 0; d < D; ++d) {
             V k[P];
+            if (ahead && d * PAGE * int(sizeof(T)) % 64 == 0) ahead->ask(P, D);
             for (int p = 0; p < P; ++p) k[p] = load(keys[p] + d * PAGE);
             FR_UNROLL
             for (int i = 0; i < Q; ++i) {
@@ -213,14 +225,14 @@ void score_pages(const float* const* q, const T* const* keys, int page0, int pag
     for (int page = page0, here; page < page1; page += here) {
         const int left = page1 - page;
         here = left <= MOST ? left : left < MOST + 3 && MOST > 2 ? 3 : MOST;
+        Ahead<T>* const beside = Q <= ASKING ? &ahead : nullptr;
         float* out[Q];
         for (int i = 0; i < Q; ++i) out[i] = scores[i] + page * PAGE;
-        ahead.ask(here, D);
         switch (here) {
-            case 1: score_tile<Q, 1>(q, keys + page, D, out); break;
-            case 2: score_tile<Q, 2>(q, keys + page, D, out); break;
-            case 3: score_tile<Q, MOST < 3 ? 1 : 3>(q, keys + page, D, out); break;
-            case 4: score_tile<Q, MOST < 4 ? 1 : 4>(q, keys + page, D, out); break;
+            case 1: score_tile<Q, 1>(q, keys + page, D, out, beside); break;
+            case 2: score_tile<Q, 2>(q, keys + page, D, out, beside); break;
+            case 3: score_tile<Q, MOST < 3 ? 1 : 3>(q, keys + page, D, out, beside); break;
+            case 4: score_tile<Q, MOST < 4 ? 1 : 4>(q, keys + page, D, out, beside); break;
         }
     }
 }
@@ -355,12 +367,12 @@ void value_tile(const float* const* s, const T* const* values, int first, int en
     for (int page = first / PAGE; page * PAGE < end; ++page) {
         const int from = first > page * PAGE ? first - page * PAGE : 0, to = end - page * PAGE < PAGE ? end - page * PAGE : PAGE;
         const T* v = values[page] + d;
-        ahead.ask(1, D);
         const float* share[Q];
         for (int i = 0; i < Q; ++i) share[i] = shares<T>(s[i], page);
         if constexpr (PAIRED<T>) {
 #if defined(__AVX512BF16__)
             const auto add = [&](const __m512bh(&x)[N], int pair) {
+                if (Q <= ASKING) ahead.ask(N, D);
                 FR_UNROLL
                 for (int i = 0; i < Q; ++i)
                     for (int n = 0; n < N; ++n) acc[i][n] = dot(x[n], ((const uint32_t*)share[i])[pair], acc[i][n]);
@@ -376,6 +388,7 @@ void value_tile(const float* const* s, const T* const* values, int first, int en
             v += from * D;
             for (int at = from; at < to; ++at, v += D) {
                 V x[N];
+                if (Q <= ASKING) ahead.ask((N * LANES * int(sizeof(T)) + 63) / 64, D);
                 load_all<N, FULL>(v, rest, x);
                 FR_UNROLL
                 for (int i = 0; i < Q; ++i) {
@@ -566,8 +579,8 @@ void attend(const fr::Attention& a, const fr::AttentionTask& task, const fr::Bes
         const int end = page + BLOCK, half = beside.lines / 2;
         Ahead<T> more_keys, more_values;
         if (!asked) {
-            more_keys.add(keys, first, shared < end ? shared : end), more_keys.ask(BLOCK, D);
-            more_values.add(values, first, shared < end ? shared : end), more_values.ask(BLOCK, D);
+            more_keys.add(keys, first, shared < end ? shared : end), more_keys.rest(D);
+            more_values.add(values, first, shared < end ? shared : end), more_values.rest(D);
             asked = true;
         }
         if (end < pages) {
@@ -575,16 +588,16 @@ void attend(const fr::Attention& a, const fr::AttentionTask& task, const fr::Bes
             more_values.add(values, end, shared < end + BLOCK ? shared : end + BLOCK);
         } else {
             if (beside.next) begin_of(a, *beside.next, more_keys, more_values);
-            more_keys.line = beside.more, more_keys.lines = half, more_keys.each = half / (pages - page) + 1;
-            more_values.line = beside.more + half * 64, more_values.lines = beside.lines - half, more_values.each = more_keys.each;
+            more_keys.more = beside.more, more_keys.lines = half;
+            more_values.more = beside.more + half * 64, more_values.lines = beside.lines - half;
         }
         for (int r = 0; r < rows; ++r) here[r] = within_block<T>(views[r], page, D);
         score_block<T>(all, here, keys + page, D, more_keys);
-        more_keys.ask(BLOCK, D);
+        more_keys.rest(D);
         for (int i = 0; i < queries; ++i)
             if (here[i / group].end) soften(a, here[i / group], keys + page, values + page, all.s[i], all.mass[i], all.out[i]);
         weigh_block<T>(all, here, values + page, D, more_values);
-        more_values.ask(BLOCK, D);
+        more_values.rest(D);
     }
     for (int i = 0; i < queries; ++i) {
         const V total = set(sum(load(all.mass[i].lanes)) + all.mass[i].sink);

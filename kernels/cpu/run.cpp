@@ -86,6 +86,8 @@ constexpr int32_t TASKS = 9;     // of a product, for each thread: fewer leave i
 constexpr int32_t STREAM_ROWS = 28, STREAM = 16;  // so few rows take weights as memory gives them: tasks of at least so many panels
 constexpr size_t ROWS_TOGETHER = 384 << 10;  // bytes of packed rows that pass over a panel while it is in cache, and stay in a 1 MiB L2
 constexpr int32_t FEW_ROWS = 2;              // of an attention task
+constexpr int32_t LEAST_ROWS = 4, EVEN = 3;  // of a task, where it is cut for want of so many tasks for each thread
+constexpr int32_t READ_ROWS = 20;             // of floats or bf16: so few leave memory no time for more than weights
 constexpr size_t NEAR = 4 << 20;            // bytes of a weight that caches hold, so that it may be read again for every few rows
 constexpr int32_t GATED_PANELS = 2;         // of gate and up, whose sums are in a core's cache together
 constexpr size_t EXPECTED = 128 << 10;       // bytes of the next product's weights that a waiting thread fetches, at most
@@ -201,6 +203,7 @@ private:
     int32_t entries_of(Entries& e) const;
     int32_t write_kv();
     static bool sound(const Attention& a, int32_t rows, int32_t segments, int32_t pages);
+    int32_t row_block(const Attention& a, int32_t segments) const;
     int32_t attention();
     int32_t keep_kv();
     template <class T>
@@ -330,7 +333,7 @@ void Call::spread(Product p, int32_t grain, F&& body) {
     const bool ready = p.packed != nullptr;
     if (!ready) prepare(p);
     if (op_.code != FR_MOE) look_ahead();  // behind an expert comes another one, and which is known only in there
-    if (p.format >= INT8 || p.tiles > 1) p.soon = fetched_meanwhile();
+    if (p.format >= INT8 || p.rows > READ_ROWS) p.soon = fetched_meanwhile();
     const Call* maker = at_work_ ? nullptr : maker_;
     const auto pack = [&](int32_t tile0, int32_t tile1) {
         if (maker) maker->make_rows(first_row(p, tile0), first_row(p, tile1));
@@ -511,6 +514,18 @@ bool Call::sound(const Attention& a, int32_t rows, int32_t segments, int32_t pag
     return true;
 }
 
+// Rows of a task: a few long sequences make enough tasks for all threads.
+int32_t Call::row_block(const Attention& a, int32_t segments) const {
+    const auto tasks = [&](int32_t block) {
+        int32_t count = 0;
+        for (int32_t s = 0; s < segments; ++s) count += (a.starts[s + 1] - a.starts[s] + block - 1) / block * a.kv_heads;
+        return count;
+    };
+    int32_t block = ROW_BLOCK;
+    while (block > LEAST_ROWS && tasks(block) < EVEN * c_.pool.threads()) block /= 2;
+    return block;
+}
+
 int32_t Call::attention() {
     Attention a{};
     a.qkv = t(0), a.keys = t<void>(1), a.values = t<void>(2), a.out = t(3);
@@ -527,11 +542,11 @@ int32_t Call::attention() {
     size_t bytes = 0;
     int64_t work = 0;
     int32_t most = 1;
-    const int32_t group = a.heads / a.kv_heads;
+    const int32_t group = a.heads / a.kv_heads, block = row_block(a, sizes_[FR_SEGMENTS]);
     for (int32_t s = 0; s < sizes_[FR_SEGMENTS]; ++s) {
         const int32_t end = a.starts[s + 1];
         for (int32_t row0 = a.starts[s], row1; row0 < end; row0 = row1) {
-            row1 = std::min(end, row0 + ROW_BLOCK);
+            row1 = std::min(end, row0 + block);
             const int32_t width = (a.positions[row1 - 1] / PAGE + 1) * PAGE * group;
             bytes = std::max(bytes, k_.attention_bytes(a, s, row0, row1));
             work += int64_t(row1 - row0) * width * a.D;
