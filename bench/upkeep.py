@@ -1,7 +1,8 @@
-"""What a drafter costs while nobody asks it: `python -m forerun.bench.upkeep --speculator eagle=DIR`.
+"""What a drafter costs that brings nothing: `python -m forerun.bench.upkeep --speculator eagle=DIR`.
 
-Two engines over one model, one with the drafter and one without, take the same plans in turns, step by step; no plan wants a guess. What
-the drafter's engine needs beyond the other is upkeep: hidden states that are handed over, told and kept. It should be nothing.
+Three engines over one model take the same steps in turns: one without the drafter, one with it whose plans want no guess, and one whose
+plans ask about every row and charge more for a guess than any can bring. What the second needs beyond the first is upkeep: hidden states
+that are handed over, told and kept. It should be nothing. What the third needs beyond that are telling, drafting and choosing.
 
 With one thread the clock is that thread's own, so that other programs on the machine hardly matter.
 """
@@ -24,6 +25,8 @@ from forerun.engine.models.load import load_model
 from forerun.messages import Admit, Feed, SamplingParams, Start, StepPlan
 
 PLAIN = "none"
+TOO_DEAR = 2.0
+"""what every guess has to bring where all are asked for in vain: none brings more than a token"""
 WARM = 16
 """steps of each load that are not counted"""
 
@@ -33,22 +36,25 @@ class Seat:
 
     def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
         self._engine, self._clock, self._number = engine, clock, 0
+        self.guesses = engine.ready.max_nodes
 
     def begin(self, prompts: Sequence[Sequence[int]], steps: int) -> None:
         """Reads the prompts, each with pages for so many tokens more."""
         size = self._engine.ready.page_tokens
         admits, feeds, page = [], [], 0
         for row, prompt in enumerate(prompts):
-            count = -(-(len(prompt) + steps + 1) // size)
-            params = SamplingParams(seed=0, prompt_tokens=len(prompt), max_new_tokens=steps + 1)
+            count = -(-(len(prompt) + steps + 1 + self.guesses) // size)
+            params = SamplingParams(seed=0, prompt_tokens=len(prompt), max_new_tokens=steps + 2 + self.guesses)
             admits.append(Admit(row, list(prompt), 0, [], params))
             feeds.append(Feed(row, len(prompt), 0, list(range(page, page + count))))
             page += count
         self._step(StepPlan(self._next(), admits, feeds, []))
 
-    def step(self, rows: int) -> float:
-        """Seconds."""
-        plan = StepPlan(self._next(), [], [Feed(row, 1, 0, []) for row in range(rows)], [])
+    def step(self, rows: int, guess: int = 0) -> float:
+        """Seconds. `guess`: of each row, in vain."""
+        toll = [TOO_DEAR * (n + 1) for n in range(guess * rows)]
+        feeds = [Feed(row, 1, guess, []) for row in range(rows)]
+        plan = StepPlan(self._next(), [], feeds, [], budget=guess * rows, toll=toll, goodput=1.0 * guess)
         began = self._clock()
         self._step(plan)
         return self._clock() - began
@@ -73,10 +79,7 @@ class Upkeep:
     rows: int
     plain: float
     closed: float
-
-    @property
-    def ratio(self) -> float:
-        return self.closed / self.plain
+    asked: float
 
 
 def measure(start: Start, speculator: str, rows: Sequence[int], steps: int, context: int) -> list[Upkeep]:
@@ -88,17 +91,20 @@ def measure(start: Start, speculator: str, rows: Sequence[int], steps: int, cont
     model = load_model(start, backend, said)
     host = Host(start, backend, model, said)
     clock = time.thread_time if start.threads == 1 else time.perf_counter
-    seats = [Seat(assemble(start, backend, model, open_drafter(name, Setting(0, True, host)), said), clock) for name in (PLAIN, speculator)]
+    names = PLAIN, speculator, speculator
+    seats = [Seat(assemble(start, backend, model, open_drafter(name, Setting(0, True, host)), said), clock) for name in names]
+    guesses = 0, 0, seats[-1].guesses
     dice = random.Random(0)
     found = []
     for count in rows:
         prompts = [[dice.randrange(model.vocab // 2) for _ in range(context)] for _ in range(count)]
         for seat in seats:
             seat.begin(prompts, WARM + steps)
-        taken: list[list[float]] = [[], []]
+        taken: list[list[float]] = [[] for _ in seats]
         for number in range(WARM + steps):
-            for which in (0, 1) if number % 2 else (1, 0):
-                taken[which].append(seats[which].step(count))
+            for turn in range(len(seats)):
+                which = (number + turn) % len(seats)
+                taken[which].append(seats[which].step(count, guesses[which]))
         for seat in seats:
             seat.end(count)
         found.append(Upkeep(count, *(median(each[WARM:]) for each in taken)))
@@ -106,24 +112,26 @@ def measure(start: Start, speculator: str, rows: Sequence[int], steps: int, cont
 
 
 def table(found: Sequence[Upkeep]) -> str:
-    lines = ["| rows | plain step | with the drafter, closed | ratio |", "|---|---|---|---|"]
-    return "\n".join(
-        [*lines, *(f"| {one.rows} | {1e3 * one.plain:.2f} ms | {1e3 * one.closed:.2f} ms | {one.ratio:.3f} |" for one in found)]
-    )
+    lines = ["| rows | plain step | with the drafter, closed | asked in vain |", "|---|---|---|---|"]
+    for one in found:
+        parts = [f"{1e3 * seconds:.2f} ms, {seconds / one.plain:.3f}" for seconds in (one.closed, one.asked)]
+        lines.append(f"| {one.rows} | {1e3 * one.plain:.2f} ms | {' | '.join(parts)} |")
+    return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m forerun.bench.upkeep", description=__doc__.split("\n")[0])
     parser.add_argument("--model-id", type=Path, default=Path("models/smollm2-135m-instruct"), help="(default: %(default)s)")
-    parser.add_argument("--speculator", required=True, help="one that has weights")
+    parser.add_argument("--speculator", required=True, help="what is measured")
     parser.add_argument("--rows", type=int, action="append", help="may be repeated (default: 1, 4, 16)")
     parser.add_argument("--steps", type=int, default=200, help="of each engine and load (default: %(default)s)")
     parser.add_argument("--context", type=int, default=64, help="tokens of a prompt (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=0, help="(default: one for each core)")
     asked = parser.parse_args(argv)
     rows = asked.rows or [1, 4, 16]
-    tokens = max(rows) * (asked.context + asked.steps + WARM + 32)
-    start = Start(str(asked.model_id), threads=asked.threads, max_rows=max(rows), max_total_tokens=tokens)
+    tokens = asked.context + asked.steps + WARM + 32
+    sizes = {"max_rows": max(rows), "max_total_tokens": tokens, "max_pool_tokens": max(rows) * (tokens + 32)}
+    start = Start(str(asked.model_id), threads=asked.threads, **sizes)
     print(table(measure(start, asked.speculator, rows, asked.steps, asked.context)))
 
 

@@ -50,6 +50,8 @@ class Draft:
     law: Sequence[NDArray[np.float64]] = ()
     """for `--acceptance rejection`, of a chain whose tokens were drawn: the distribution [V] of each. Nothing may then be left out for what
     it is: such a draft is cut by the room there is, not by its confidences. Empty = guesses that would be made again"""
+    expected: float = 0.0
+    """of a drafter that chooses itself: guesses that are believed to hold"""
 
     @property
     def count(self) -> int:
@@ -150,14 +152,14 @@ def _fits(draft: Draft, room: Room) -> bool:
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class Commit:
-    """What became true in a step, for several rows at once. For row r: `tokens[r]` are the ids at positions start[r] …, the
-    fed ones (prompt chunk or root, then accepted guesses); `next[r]` is the newest id (as a rule the pick), None inside a prefill chunk.
-    Nothing is told twice and nothing is left out; `start[r]` = 0 begins a row anew. `features[r]`: hidden states of the layers the
-    drafter declared, [f, taps · hidden], of the last f of these tokens: of all, except where a prefix was found computed; None without
-    layers. They may be views of a whole step's, so what is kept for long is copied. `prompt[r]`: how many of the row's tokens are the
-    client's, for drafters that tell answers from prompts. `scope[r]`: rows of equal scope may profit from each other's answers.
+    """What became true in a step, for several rows at once; never changed once made, as a draft. For row r: `tokens[r]` are the ids at
+    positions start[r] …, the fed ones (prompt chunk or root, then accepted guesses); `next[r]` is the newest id (as a rule the pick), None
+    inside a prefill chunk. Nothing is told twice and nothing is left out; `start[r]` = 0 begins a row anew. `features[r]`: hidden states of
+    the layers the drafter declared, [f, taps · hidden], of the last f of these tokens: of all, except where a prefix was found computed;
+    None without layers. They may be views of a whole step's, so what is kept for long is copied. `prompt[r]`: how many of the row's tokens
+    are the client's, for drafters that tell answers from prompts. `scope[r]`: rows of equal scope may profit from each other's answers.
     `params[r]`: how the row's tokens are chosen, for drafters that throw the same dice; None = greedily. `answers[r]`: what the target
     picked at the probes of the row's last draft, by their paths; None = there were no probes in any row."""
 
@@ -181,14 +183,28 @@ class Commit:
         return Commit(**some)
 
 
+class Bids(NamedTuple):
+    """For drafters that choose themselves. Of each row that is asked about: `depth`, levels there is room for, and `weight`, what a token
+    of it is worth (empty = one). `vocab`: token ids are below it. `entry`: what a guess costs for every token of its row; `discount`: by
+    what tolls are multiplied where no guess would be kept otherwise; `most`: guesses of all rows."""
+
+    depth: list[int]
+    vocab: int
+    most: int
+    weight: list[float]
+    entry: float
+    discount: float
+
+
 class Terms(NamedTuple):
     """What guesses have to bring in this step, roughly; to build more than that is waste and no error. `price`: survival below which a node
     is not worth verifying. `goodput`: accepted guesses that a second of drafting has to bring; 0 = time is free. toll[n]: tokens that n + 1
-    guesses of all rows together have to bring; empty = it is not known."""
+    guesses of all rows together have to bring; empty = it is not known. `bids`: the drafts are to be what is left of them."""
 
     price: float = 0.0
     goodput: float = 0.0
     toll: Sequence[float] = ()
+    bids: Bids | None = None
 
 
 FREE = Terms()
@@ -249,7 +265,8 @@ class Needs:
     take beside their pools. `attach`: called once, with as many pools, before anything is absorbed. `news`: what went wrong inside and was
     survived there, one line each, since it was asked last. `late`: see `Late`; asked in every step. `chosen`: seconds of drafting that it
     spent by its own choice since it was asked last: it knows what they bring, and weighs that against `Terms.goodput` itself. `behind`:
-    tokens of a row that it has to read before it can guess for it; asked right before and behind `propose`, at no other time."""
+    tokens of a row that it has to read before it can guess for it; asked right before and behind `propose`, at no other time. `chooses`:
+    where it is told `Terms.bids`, it proposes what `trust.py` and `choose.py` would leave of its drafts."""
 
     layers: tuple[int, ...] = ()
     pools: tuple[PoolSpec, ...] = ()
@@ -262,6 +279,7 @@ class Needs:
     late: Callable[[], Late] = dataclasses.field(default=_punctual, compare=False)
     chosen: Callable[[], float] = dataclasses.field(default=_nothing, compare=False)
     behind: Callable[[int], int] = dataclasses.field(default=_all_read, compare=False)
+    chooses: bool = False
 
     @property
     def tells(self) -> bool:

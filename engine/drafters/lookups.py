@@ -26,7 +26,7 @@ from forerun.kernels.lookup.build import build
 
 log = logging.getLogger(__name__)
 
-_BEGIN, _TELL, _FORGET, _PROPOSE = range(4)
+_BEGIN, _TELL, _FORGET, _PROPOSE, _COMPETE = range(5)
 _LONGEST_TAPE = 1 << 14
 """words that wait for a question"""
 _FAULTS = {1: "a tape of look-ups makes no sense", 2: "out of memory in look-ups"}
@@ -50,7 +50,7 @@ class Lookups:
 
     def __init__(self, library: Path, texts: suffix.Texts, table: grams.Table | None = None, most_grams: int = grams.MOST) -> None:
         weights = _SLOT << (len(table.keys) * 3 // 2).bit_length() if table is not None else 0
-        self.needs = Needs(most=texts.most, lazy=True, weight_bytes=weights)
+        self.needs = Needs(most=texts.most, lazy=True, weight_bytes=weights, chooses=True)
         self._joined = table is not None
         # The interpreter's lock is kept: a call takes a few microseconds, and nobody else would be done with it by then.
         lib = ctypes.PyDLL(str(library))
@@ -59,7 +59,7 @@ class Lookups:
         lib.fr_lookup_close.argtypes = [ctypes.c_void_p]
         self._run = lib.fr_lookup_run
         part = ctypes.c_void_p, ctypes.c_int64
-        self._run.argtypes = [ctypes.c_void_p, *part, ctypes.c_double, *part, *part]
+        self._run.argtypes = [ctypes.c_void_p, *part, *part, *part, *part]
         self._context = _opened(lib, texts, table, most_grams)
         weakref.finalize(self, lib.fr_lookup_close, self._context)
         self._known: dict[int, int] = {}
@@ -96,18 +96,29 @@ class Lookups:
         self._tape.extend(array("i", words))  # as an array: of a list it would take what comes before a misfit
         self._known |= told
         if len(self._tape) > _LONGEST_TAPE:
-            self._play([], 0.0)
+            self._play([], [0.0, 0.0, 1.0])
 
     def propose(self, rows: list[int], budget: list[int], terms: Terms = FREE) -> list[Draft]:
+        asked, most, bids = len(rows), sum(budget), terms.bids
+        least = max(suffix.LEAST_SURVIVAL, suffix.SLACK * terms.price)
+        if len(self._nodes) < 3 * most + asked + 1 or len(self._confidences) < most + asked:
+            for part, needed in ((self._nodes, 3 * most + asked + 1), (self._confidences, most + asked)):
+                part.frombytes(bytes(part.itemsize * max(0, needed - len(part))))
+        if bids is None:
+            self._play([word for row in zip(rows, budget) for word in (_PROPOSE, *row)], [least, 0.0, 1.0])
+            return self._all(asked)
+        question = [_COMPETE, asked, bids.vocab, len(bids.weight) > 0]
+        for row in zip(rows, budget, bids.depth):
+            question += row
+        self._play(question, [least, bids.entry, bids.discount, *bids.weight, *terms.toll[: bids.most]])
+        return self._best(asked) if self._nodes[0] else [Draft.none()] * asked
+
+    def _all(self, asked: int) -> list[Draft]:
+        """The answers to so many questions."""
         nodes, confidences = self._nodes, self._confidences
-        most = sum(budget)
-        for part, needed in ((nodes, 3 * most + len(rows)), (confidences, most)):
-            if len(part) < needed:
-                part.frombytes(bytes(part.itemsize * (needed - len(part))))
-        self._play([word for row in zip(rows, budget) for word in (_PROPOSE, *row)], max(suffix.LEAST_SURVIVAL, suffix.SLACK * terms.price))
         drafts: list[Draft] = []
         at = said = 0
-        for _ in rows:
+        for _ in range(asked):
             count = nodes[at]
             tokens, parents, sources = at + 1, at + 1 + count, at + 1 + 2 * count
             at = sources + count * self._joined
@@ -117,21 +128,39 @@ class Lookups:
             said += count
         return drafts
 
+    def _best(self, asked: int) -> list[Draft]:
+        """What is left of so many drafts that competed."""
+        kept = self._nodes[0]
+        parents, sources = asked + kept, asked + 2 * kept
+        words, numbers = self._nodes[1 : 1 + sources + kept * self._joined].tolist(), self._confidences[: asked + kept].tolist()
+        drafts: list[Draft] = []
+        first = 0
+        for row in range(asked):
+            count = words[row]
+            if not count:
+                drafts.append(Draft.none())
+                continue
+            last = first + count
+            token, parent = words[asked + first : asked + last], words[parents + first : parents + last]
+            source = words[sources + first : sources + last] if self._joined else ()
+            drafts.append(Draft(token, parent, numbers[asked + first : asked + last], [False] * count, source, (), numbers[row]))
+            first = last
+        return drafts
+
     def forget(self, rows: list[int]) -> None:
         self._tape.extend(array("i", [word for number in rows if number in self._known for word in (_FORGET, number)]))
         for number in rows:
             self._known.pop(number, None)
 
-    def _play(self, question: Sequence[int], least: float) -> None:
+    def _play(self, question: Sequence[int], terms: Sequence[float]) -> None:
         """Everything that was written down, and then the question. What is not played stays on the tape, but for the question."""
-        tape = self._tape
+        tape, given = self._tape, array("d", terms)
         told = len(tape)
         try:
             tape.extend(array("i", question))
-            buffers = [word for part in (self._nodes, self._confidences) for word in part.buffer_info()]
-            address, words = tape.buffer_info()
+            nodes, confidences = self._nodes.buffer_info(), self._confidences.buffer_info()
             told = 0  # from here on it counts as played, even if a signal raises when it was: nothing is told twice
-            fault = self._run(self._context, address, words, least, *buffers)
+            fault = self._run(self._context, *tape.buffer_info(), *given.buffer_info(), *nodes, *confidences)
         finally:
             del tape[told:]
         if fault:

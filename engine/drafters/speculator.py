@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from forerun.engine import grammar, rejection
 from forerun.engine.drafters.asking import USUAL
 from forerun.engine.drafters.choose import choose, keep
-from forerun.engine.drafters.draft import Commit, Draft, Drafter, Late, Needs, Room, Silent, Terms, prune
+from forerun.engine.drafters.draft import Bids, Commit, Draft, Drafter, Late, Needs, Room, Silent, Terms, prune
 from forerun.engine.drafters.failures import Failures
 from forerun.engine.drafters.trust import Trust
 from forerun.engine.kv import Table
@@ -56,48 +56,74 @@ class Speculator:
         they are drawn and so nothing may be left out for what it is, they take of it in turn."""
         if self.failures.enough:
             return
-        asked: list[Share] = []
-        rooms: list[Room] = []
-        tolls, guided = bool(plan.toll), False
+        needs, tolls = self._drafter.needs, bool(plan.toll)
         compete = tolls and not self._rejects
-        budget, price = self._nodes if compete else min(plan.budget, self._step_nodes), 0.0 if tolls else plan.price
-        for share in shares:
-            if share.guess and self._can_be_asked(share):
-                room = self._room(share, min(share.guess, budget), table.reach(share.row.number), price)
-                if room.nodes > 0 and room.depth > 0:
-                    asked.append(share)
-                    rooms.append(room)
-                    budget -= 0 if compete else room.nodes
-                    guided = guided or share.row.matching is not None
+        asked, nodes, depth = self._questions(shares, table, plan, compete, needs.lazy)
         if not asked:
             return
         rows = [share.row for share in asked]
+        guided = any(row.matching is not None for row in rows)
+        bids = self._bids(rows, depth, plan) if compete and needs.chooses and not guided else None
         try:
-            if self.needs.lazy:
+            if needs.lazy:
                 self._catch_up(rows)
-            terms = Terms(plan.price, plan.goodput, plan.toll if compete else ())
-            before = self._behind(rows)
-            drafts = self._drafter.propose([row.number for row in rows], [room.nodes for room in rooms], terms)
-            self._caught_up += sum(max(0, then - now - USUAL) for then, now in zip(before, self._behind(rows)))
-            fitting = [self._fit(draft, room) for draft, room in zip(drafts, rooms, strict=True)]
-            if guided:
-                fitting = grammar.along(asked, fitting, rooms)
-            for share, draft in zip(asked, fitting):
-                share.draft = draft
-            if tolls:
+            terms = Terms(plan.price, plan.goodput, plan.toll if compete else (), bids)
+            drafts = self._ask(rows, nodes, terms, needs)
+            if bids is None:
+                rooms = [Room(*both, self._vocab, 0.0 if tolls else plan.price) for both in zip(nodes, depth)]
+                drafts = [self._fit(draft, room) for draft, room in zip(drafts, rooms, strict=True)]
+                if guided:
+                    drafts = grammar.along(asked, drafts, rooms)
+            for share, draft in zip(asked, drafts, strict=True):
+                share.draft, share.expected = draft, draft.expected
+            if tolls and bids is None:
                 self._choose([share for share in asked if not share.draft.law], plan)
         except Exception as error:
             self._fail("propose", rows, error)
             for share in asked:
-                share.draft = Draft.none()
+                share.draft, share.expected = Draft.none(), 0.0
 
-    def _can_be_asked(self, share: Share) -> bool:
-        """A token must be due. A drafter must have been told of all before the root: a lazy one will be, one that hears all has been, with
-        features. There must be a token before the root."""
-        row = share.row
-        known = len(row.tokens)
-        told = self.needs.lazy or row.heard == known - 1
-        return told and row.computed + share.known == known > 1 and not row.cold
+    def _questions(
+        self, shares: Sequence[Share], table: Table, plan: StepPlan, compete: bool, lazy: bool
+    ) -> tuple[list[Share], list[int], list[int]]:
+        """Who is asked, for how many nodes, and how many levels of them. In one piece, like all that each step does here: between two
+        forwards that read all weights every function that is called has to come back from memory."""
+        asked: list[Share] = []
+        nodes: list[int] = []
+        depth: list[int] = []
+        left, size = self._nodes if compete else min(plan.budget, self._step_nodes), table.page_tokens
+        for share in shares:
+            if not share.guess:
+                continue
+            row = share.row
+            known = len(row.tokens)
+            # A token must be due, and there must be one before it. A drafter must have been told of all before the root: a lazy one will
+            # be, one that hears all has been, with features.
+            if row.cold or known < 2 or row.computed + share.known != known or not (lazy or row.heard == known - 1):
+                continue
+            # Guesses need a slot each; the deepest useful one stands before the last token that may be generated, and on a position that
+            # the model has.
+            most = min(share.guess, left, self._nodes, table.granted[row.number] * size - known)
+            levels = min(row.params.prompt_tokens + row.params.max_new_tokens, self._longest + 1) - known - 1
+            if most > 0 and levels > 0:
+                asked.append(share)
+                nodes.append(most)
+                depth.append(levels)
+                left -= 0 if compete else most
+        return asked, nodes, depth
+
+    def _ask(self, rows: Sequence[Row], nodes: list[int], terms: Terms, needs: Needs) -> list[Draft]:
+        numbers = [row.number for row in rows]
+        if not needs.tells:
+            return self._drafter.propose(numbers, nodes, terms)
+        before = [needs.behind(number) for number in numbers]
+        drafts = self._drafter.propose(numbers, nodes, terms)
+        self._caught_up += sum(max(0, then - needs.behind(number) - USUAL) for then, number in zip(before, numbers))
+        return drafts
+
+    def _bids(self, rows: Sequence[Row], depth: list[int], plan: StepPlan) -> Bids:
+        weight = [plan.weights.get(row.number, 1.0) for row in rows] if plan.weights else []
+        return Bids(depth, self._vocab, min(plan.budget, self._step_nodes), weight, plan.entry_price, plan.discount)
 
     def _choose(self, shares: Sequence[Share], plan: StepPlan) -> None:
         """Leave of all drafts what is worth its toll."""
@@ -153,9 +179,6 @@ class Speculator:
         read, self._caught_up = self._caught_up, 0
         return read if self.needs.tells else -1
 
-    def _behind(self, rows: Sequence[Row]) -> list[int]:
-        return [self.needs.behind(row.number) for row in rows] if self.needs.tells else []
-
     def late(self) -> Late:
         """What the drafter had to do without since this was asked last."""
         before, self._late = self._late, self.needs.late()
@@ -175,26 +198,31 @@ class Speculator:
         except Exception as error:
             self._fail("forget", known, error)
 
-    def _room(self, share: Share, nodes: int, reach: int, price: float) -> Room:
-        """Guesses need a slot each; the deepest useful one stands before the last token that may be generated, and on a position that
-        the model has."""
-        params, known = share.row.params, len(share.row.tokens)
-        last = min(params.prompt_tokens + params.max_new_tokens, self._longest + 1)
-        return Room(min(nodes, self._nodes, reach - known), last - known - 1, self._vocab, price)
-
     def _catch_up(self, rows: Sequence[Row]) -> None:
         """Tell a lazy drafter all that became true since it last heard of these rows, up to the root, which it learns as `next`."""
-        behind = [row for row in rows if row.heard < len(row.tokens) - 1]
-        if behind:
-            start = [row.heard for row in behind]
-            tokens = [row.tokens[row.heard : -1] for row in behind]
-            prompt = [row.params.prompt_tokens for row in behind]
-            scope = [row.scope for row in behind]
-            newest: list[int | None] = [row.tokens[-1] for row in behind]
-            params = [self.told(row) for row in behind]
-            answers = self.answers(behind)
-            self._drafter.absorb(Commit([row.number for row in behind], start, tokens, newest, None, prompt, scope, params, answers))
-            for row in behind:
+        told: list[Row] = []
+        numbers: list[int] = []
+        start: list[int] = []
+        tokens: list[list[int]] = []
+        newest: list[int | None] = []
+        prompt: list[int] = []
+        scope: list[str] = []
+        params: list[SamplingParams] = []
+        for row in rows:
+            text, heard = row.tokens, row.heard
+            if heard < len(text) - 1:
+                told.append(row)
+                numbers.append(row.number)
+                start.append(heard)
+                tokens.append(text[heard:-1])
+                newest.append(text[-1])
+                prompt.append(row.params.prompt_tokens)
+                scope.append(row.scope)
+                params.append(self.told(row) if self._rejects else row.params)
+        if told:
+            answers = self.answers(told) if self._answers else None
+            self._drafter.absorb(Commit(numbers, start, tokens, newest, None, prompt, scope, params, answers))
+            for row in told:
                 row.heard = len(row.tokens) - 1
 
     def _fail(self, verb: str, rows: Sequence[Row], error: Exception) -> None:

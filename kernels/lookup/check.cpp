@@ -59,6 +59,17 @@ struct Life {
         for (int i = 0; i < n; ++i) tape.push_back(gaps && !draw(0, 7) ? -1 : draw(0, 9) ? draw(0, vocab - 1) : draw(0, 1) ? INT32_MAX : 0);
     }
 
+    // A question about some rows whose drafts compete.
+    void compete(std::vector<int32_t>& tape, std::vector<int>& asked) {
+        const int first = draw(0, 4), rows = draw(0, 5 - first);
+        weighed = draw(0, 1);
+        tape.insert(tape.end(), {FR_COMPETE, rows, draw(1, vocab), weighed});
+        for (int row = first; row < first + rows; ++row) {
+            asked.push_back(draw(0, 16));
+            tape.insert(tape.end(), {row, asked.back(), draw(0, 16)});
+        }
+    }
+
     // Words that make sense, and the most guesses of each question among them.
     std::vector<int32_t> tape(std::vector<int>& asked) {
         std::vector<int32_t> tape;
@@ -71,37 +82,70 @@ struct Life {
                 tape.insert(tape.end(), {FR_FORGET, row});
             } else if (what < 5) {
                 text(tape, row, draw(0, 4));
-            } else {
+            } else if (!competing) {
                 asked.push_back(draw(0, 16));
                 tape.insert(tape.end(), {FR_PROPOSE, row, asked.back()});
             }
         }
+        if (competing) compete(tape, asked);
         return tape;
     }
 
     int play(const std::vector<int32_t>& words, Exact<int32_t>& nodes, Exact<double>& confidences) {
         const Exact<int32_t> exact(words);
-        return fr_lookup_run(lookup, exact.at.get(), exact.size, draw(1, 50) / 100.0, nodes.at.get(), nodes.size,
+        const Exact<double> given(terms);
+        return fr_lookup_run(lookup, exact.at.get(), exact.size, given.at.get(), given.size, nodes.at.get(), nodes.size,
                              confidences.at.get(), confidences.size);
+    }
+
+    // Of a question about so many rows, or one that has too few.
+    void price(size_t rows, bool damaged) {
+        terms = {draw(1, 50) / 100.0, draw(0, 1) * 1e-4, draw(0, 1) ? 1.0 : 0.5};
+        tolls = competing ? draw(0, 20) : 0;
+        for (size_t i = 0; competing && weighed && i < rows; ++i) terms.push_back(draw(1, 16) / 4.0);
+        const double step = draw(0, 5) / 100.0;
+        for (int i = 0; i < tolls; ++i) terms.push_back(step * (i + 1));
+        if (damaged && !draw(0, 3)) terms.resize(size_t(draw(0, int(terms.size()))));
     }
 
     void step(bool damaged) {
         std::vector<int> asked;
         gaps = damaged && draw(0, 1);
+        competing = draw(0, 1);
         std::vector<int32_t> words = tape(asked);
         int64_t most = 0;
         for (int n : asked) most += n;
+        price(asked.size(), damaged);
+        const int64_t answered = competing ? std::min(most, int64_t(tolls)) : most;
+        const size_t rows = asked.size();
         if (damaged) {
-            const int32_t strange[] = {-1, INT32_MIN, INT32_MAX, FR_PROPOSE, 1 << 20, draw(0, 40)};
+            const int32_t strange[] = {-1, INT32_MIN, INT32_MAX, draw(FR_PROPOSE, FR_COMPETE), 1 << 20, draw(0, 40)};
             for (int i = draw(0, 3); i; --i) words[size_t(draw(0, int(words.size()) - 1))] = strange[draw(0, 5)];
             if (draw(0, 1)) words.resize(size_t(draw(0, int(words.size()))));
-            if (draw(0, 1)) most = draw(0, int(most));
         }
-        Exact<int32_t> nodes(std::vector<int32_t>(size_t(3 * most) + asked.size()));
-        Exact<double> confidences{std::vector<double>(size_t(most))};
+        const int64_t room = damaged && draw(0, 1) ? draw(0, int(answered)) : answered;
+        Exact<int32_t> nodes(std::vector<int32_t>(size_t(3 * room) + rows + competing));
+        Exact<double> confidences{std::vector<double>(size_t(room) + (competing ? rows : 0))};
         const int fault = play(words, nodes, confidences);
         expect(fault == 0 || (damaged && fault == 1), "a tape that makes sense is played");
-        if (!damaged) trees(asked, nodes.at.get(), confidences.at.get());
+        if (damaged) return;
+        if (competing)
+            best(asked, nodes.at.get(), confidences.at.get());
+        else
+            trees(asked, nodes.at.get(), confidences.at.get());
+    }
+
+    void best(const std::vector<int>& asked, const int32_t* nodes, const double* confidences) {
+        const int64_t rows = int64_t(asked.size()), all = nodes[0];
+        expect(0 <= all && all <= tolls, "no more than there are tolls for");
+        const int32_t *count = nodes + 1, *token = count + rows, *parent = token + all;
+        for (int64_t i = 0, first = 0; all && i < rows; first += count[i++]) {
+            expect(0 <= count[i] && count[i] <= asked[size_t(i)] && first + count[i] <= all, "no more guesses than were asked for");
+            expect(0.0 <= confidences[i] && confidences[i] <= count[i] + 1e-9, "no more hold than there are");
+            for (int64_t n = first; n < first + count[i]; ++n)
+                expect(token[n] >= 0 && token[n] < vocab && -1 <= parent[n] && parent[n] < n - first, "a tree");
+        }
+        kept += all;
     }
 
     void trees(const std::vector<int>& asked, const int32_t* nodes, const double* confidences) {
@@ -118,21 +162,23 @@ struct Life {
 
     const int vocab, table;
     fr_lookup* lookup;
-    bool gaps = false;
-    int64_t guesses = 0;
+    bool gaps = false, competing = false;
+    int weighed = 0, tolls = 0;
+    std::vector<double> terms;
+    int64_t guesses = 0, kept = 0;
 };
 
 }  // namespace
 
 int main() {
-    int64_t guesses = 0;
+    int64_t guesses = 0, kept = 0;
     for (int i = 0; i < 100 && !failures; ++i) {
         Life life;
         for (int n = 0; n < 200; ++n) life.step(false);
         for (int n = 0; n < 100; ++n) life.step(n % 2);
-        guesses += life.guesses;
+        guesses += life.guesses, kept += life.kept;
     }
-    expect(guesses > 50000, "there were guesses");
-    std::printf("%lld guesses: %d failures\n", static_cast<long long>(guesses), failures);
+    expect(guesses > 30000 && kept > 2000, "there were guesses");
+    std::printf("%lld guesses, %lld kept: %d failures\n", static_cast<long long>(guesses), static_cast<long long>(kept), failures);
     return failures != 0;
 }

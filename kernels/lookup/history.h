@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace fr {
@@ -85,10 +86,17 @@ public:
             }
     }
 
+    // The tokens behind the first `place` ones, as far as they are remembered.
     std::vector<int32_t> since(int64_t place) const {
         const int64_t first = std::max<int64_t>(1, place + 1 - base_);
         if (first >= int64_t(tokens.size())) return {};
         return {tokens.begin() + first, tokens.end()};
+    }
+
+    // The same without a copy, and nothing where not all of them are remembered.
+    std::span<const int32_t> behind(int64_t place) const {
+        if (place < base_ || place > told()) return {};
+        return std::span(tokens).subspan(size_t(place + 1 - base_));
     }
 
     std::vector<int32_t> tokens;

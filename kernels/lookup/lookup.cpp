@@ -1,11 +1,10 @@
 // Rows of look-ups, and the tape that is played to them.
-#include "lookup.h"
-
 #include <list>
 #include <memory>
 #include <unordered_map>
 
 #include "forerun_lookup.h"
+#include "trust.h"
 
 namespace fr {
 namespace {
@@ -23,6 +22,9 @@ struct Row {
     std::u32string scope;
     uint64_t context = 0;
     Tree guessed, joined;
+    std::optional<Shift> shift;
+    Offered offered;
+    int64_t asked = 0;
 };
 
 struct Scope {
@@ -80,6 +82,63 @@ struct fr_lookup {
         return out_;
     }
 
+    // A question about rows whose drafts compete begins; nothing else is told or asked before `choose`.
+    void compete() {
+        ++round_;
+        offers_.clear(), choice_.worth.clear(), survival_.clear();
+    }
+
+    // The draft of a row as far as it has room: levels, tokens below `vocab`. `weight`: what a token of it is worth; `entry`: what each node costs
+    // for every token that is known of it. Whether it was not asked about in this question already.
+    bool offer(int32_t number, int most, int depths, int32_t vocab, double least, double weight, double entry) {
+        const auto found = rows_.find(number);
+        fr::Row* row = found == rows_.end() ? nullptr : found->second.get();
+        offers_.push_back({row, int(survival_.size())});
+        if (!row) return true;
+        if (row->asked == round_) return false;
+        row->asked = round_;
+        fr::Offered& offered = row->offered;
+        trust_.settle(offered, row->shift, row->history.behind(offered.known));
+        offered.draft = propose(number, most, least);
+        fr::prune(offered.draft, depths, vocab);
+        offered.known = row->history.told();
+        trust_.offer(offered.draft, row->shift, offered.chance, chances_);
+        for (const double survival : chances_) {
+            survival_.push_back(survival);
+            choice_.worth.push_back(weight * survival - entry * double(offered.known));
+        }
+        return true;
+    }
+
+    // Which nodes of all offers are worth it: n of them; for each offer how many of them are its, and how many of those are expected to hold; of
+    // all, one row after the other, tokens, parents, sources, and confidences.
+    void choose(std::span<const double> toll, double discount, int32_t* nodes, double* confidences) {
+        const std::vector<int>& kept = choice_.choose(toll, discount);
+        const int64_t n = int64_t(kept.size()), rows = int64_t(offers_.size());
+        *nodes++ = int32_t(n);
+        if (!n) return;
+        int32_t *token = nodes + rows, *parent = token + n, *source = parent + n;
+        double* confidence = confidences + rows;
+        auto at = kept.begin();
+        for (int64_t i = 0; i < rows; ++i) {
+            const int first = offers_[i].first, last = i + 1 < rows ? offers_[i + 1].first : int(survival_.size());
+            place_.assign(size_t(last - first), -1);
+            int32_t count = 0;
+            double expected = 0.0;
+            for (; at != kept.end() && *at < last; ++at) {
+                const fr::Tree& draft = offers_[i].row->offered.draft;
+                const int node = *at - first;
+                expected += survival_[*at];
+                *token++ = draft.token[node];
+                *parent++ = draft.parent[node] < 0 ? -1 : place_[draft.parent[node]];
+                if (joined_) *source++ = draft.sources[node];
+                *confidence++ = draft.confidence[node];
+                place_[node] = count++;
+            }
+            nodes[i] = count, confidences[i] = expected;
+        }
+    }
+
     // Nobody knows what became of rows and texts in a failure. How often guesses hold is still true.
     void clear() {
         rows_.clear();
@@ -127,6 +186,16 @@ private:
     std::vector<fr::Match> matches_;
     fr::Tree extra_, out_;
     const fr::Tree none_;
+    fr::Trust trust_;
+    fr::Choice choice_;
+    struct Offer {
+        fr::Row* row;
+        int first;
+    };
+    std::vector<Offer> offers_;
+    std::vector<double> survival_, chances_;
+    std::vector<int32_t> place_;
+    int64_t round_ = 0;
 };
 
 namespace {
@@ -164,9 +233,34 @@ struct Answers {
     }
 };
 
-bool play(fr_lookup& lookup, Tape tape, double least, Answers answers) {
+// What guesses have to bring: `fr_lookup_run`.
+struct Terms {
+    double least, entry, discount;
+    std::span<const double> behind;
+};
+
+bool compete(fr_lookup& lookup, Tape& tape, const Terms& terms, Answers& answers) {
+    const int32_t n = tape.word(), vocab = tape.word(), weighed = tape.word();
+    const int32_t* asked = tape.words(3 * int64_t(n));
+    if (!tape.ok || size_t(weighed ? n : 0) > terms.behind.size()) return false;
+    const std::span<const double> toll = terms.behind.subspan(weighed ? n : 0);
+    int64_t most = 0;
+    for (int32_t i = 0; i < n; ++i) most += std::max(0, asked[3 * i + 1]);
+    most = std::min(most, int64_t(toll.size()));
+    if (answers.words < 1 + n + 3 * most || answers.numbers < n + most) return false;
+    lookup.compete();
+    for (int32_t i = 0; i < n; ++i)
+        if (!lookup.offer(asked[3 * i], asked[3 * i + 1], asked[3 * i + 2], vocab, terms.least, weighed ? terms.behind[i] : 1.0, terms.entry))
+            return false;
+    lookup.choose(toll, terms.discount, answers.nodes, answers.confidences);
+    return true;
+}
+
+bool play(fr_lookup& lookup, Tape tape, const Terms& terms, Answers answers) {
     while (tape.ok && tape.at < tape.end) {
-        const int32_t code = tape.word(), row = tape.word();
+        const int32_t code = tape.word();
+        if (code == FR_COMPETE) return compete(lookup, tape, terms, answers) && tape.at == tape.end;
+        const int32_t row = tape.word();
         if (code == FR_BEGIN) {
             const int32_t prompt = tape.word(), tokens = tape.word(), n = tape.word();
             const int32_t* scope = tape.words(n);
@@ -183,7 +277,7 @@ bool play(fr_lookup& lookup, Tape tape, double least, Answers answers) {
         } else if (code == FR_PROPOSE) {
             const int32_t most = std::max(0, tape.word());
             if (!tape.ok || !answers.fit(most)) return false;
-            answers.add(lookup.propose(row, most, least));
+            answers.add(lookup.propose(row, most, terms.least));
         } else {
             return false;
         }
@@ -205,11 +299,14 @@ __attribute__((visibility("default"))) fr_lookup* fr_lookup_open(const fr_source
 
 __attribute__((visibility("default"))) void fr_lookup_close(fr_lookup* lookup) { delete lookup; }
 
-__attribute__((visibility("default"))) int32_t fr_lookup_run(fr_lookup* lookup, const int32_t* tape, int64_t length, double least,
-                                                             int32_t* nodes, int64_t words, double* confidences, int64_t numbers) {
-    int32_t fault = 2;
+__attribute__((visibility("default"))) int32_t fr_lookup_run(fr_lookup* lookup, const int32_t* tape, int64_t length, const double* terms,
+                                                             int64_t count, int32_t* nodes, int64_t words, double* confidences, int64_t numbers) {
+    int32_t fault = count < 3 ? 1 : 2;
     try {
-        fault = play(*lookup, {tape, tape + length}, least, {nodes, confidences, words, numbers}) ? 0 : 1;
+        if (count >= 3) {
+            const Terms given{terms[0], terms[1], terms[2], {terms + 3, size_t(count - 3)}};
+            fault = play(*lookup, {tape, tape + length}, given, {nodes, confidences, words, numbers}) ? 0 : 1;
+        }
     } catch (...) {
     }
     if (fault) lookup->clear();

@@ -20,6 +20,15 @@ struct Tree {
         token.push_back(guess), parent.push_back(above), kind.push_back(cell), confidence.push_back(sure);
         return size() - 1;
     }
+    // Node `from` in an earlier place; and the first `count` nodes alone.
+    void move(int from, int to, int32_t above) {
+        token[to] = token[from], parent[to] = above, kind[to] = kind[from], confidence[to] = confidence[from];
+        if (!sources.empty()) sources[to] = sources[from];
+    }
+    void cut(int count) {
+        token.resize(count), parent.resize(count), kind.resize(count), confidence.resize(count);
+        if (!sources.empty()) sources.resize(count);
+    }
 };
 
 // How often guesses of a kind hold.

@@ -183,9 +183,9 @@ def tiny_engine(
     return Engine(ready, backend, model, backend.pool(model.pool, PAGES), rows, Sampler(backend.ops, VOCAB, 0.5, 2.0), speculator)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Sequence_:
-    """A request as the tests' front sees it; `told` is what came back for it."""
+    """A request as the tests' front sees it, and what came back for it. Equal to no other, whatever they have in common."""
 
     prompt: list[int]
     params: SamplingParams

@@ -14,12 +14,19 @@ import pytest
 
 from forerun.engine.drafters import grams, lookups
 from forerun.engine.drafters.dag import Dag
-from forerun.engine.drafters.draft import Commit, Drafter, Terms
+from forerun.engine.drafters.draft import Bids, Commit, Draft, Drafter, Terms
 from forerun.engine.drafters.lookups import Lookups
 from forerun.engine.drafters.registry import Setting, open_drafter
+from forerun.engine.drafters.speculator import Speculator
 from forerun.engine.drafters.suffix import Suffix, Texts
+from forerun.engine.kv import Table
+from forerun.engine.rows import Row, Share
 from forerun.kernels.build import BuildError
 from forerun.kernels.lookup.build import build, built
+from forerun.messages import SamplingParams, StepPlan
+
+FREELY = 0.0, 0.0, 1.0
+"""terms of a question about nothing"""
 
 
 def some_table(dice: random.Random, vocab: int) -> grams.Table:
@@ -108,6 +115,105 @@ def test_both_forms_propose_the_same(seed: int) -> None:
     assert life.nodes > 100
 
 
+class Competing:
+    """Rows of a worker that repeat themselves come and go; two speculators draft for them under the same plans, and what one of them
+    keeps, and expects of it, is what the other one does."""
+
+    rows = 6
+
+    def __init__(self, seed: int) -> None:
+        self.dice = dice = random.Random(seed)
+        self.vocab, self.most = dice.choice([3, 5, 12, 40]), dice.choice([1, 3, 8, 16])
+        self.longest = dice.choice([60, 400])
+        tree = dice.random() < 0.8
+        texts = Texts(self.most, tree, dice.random() < 0.8)
+        table = some_table(dice, self.vocab) if dice.random() < 0.7 else None
+        most = min(self.most, grams.MOST)
+        python: Drafter = Suffix(*texts)
+        if table is not None:
+            python = Dag([python, grams.Grams(table, most, tree)], self.most, tree)
+        below, together = self.vocab - dice.randrange(2), dice.choice([4, 64])
+        both = python, Lookups(build(), texts, table, most)
+        self.both = [Speculator(drafter, below, self.longest, self.most, together) for drafter in both]
+        self.table = Table(self.rows, self.longest + self.most, 8)
+        for number in range(self.rows):
+            self.table.grant(number, range(self.table.pages.shape[1]))
+        self.running: list[list[Row] | None] = [None] * self.rows
+        self.kept = self.left = 0
+
+    def step(self) -> None:
+        dice = self.dice
+        for number, pair in enumerate(self.running):
+            if pair is None and dice.random() < 0.3:
+                self.open(number)
+            elif pair is not None and (len(pair[0].tokens) >= self.longest - 2 or dice.random() < 0.03):
+                for speculator, row in zip(self.both, pair):
+                    speculator.forget([row])
+                self.running[number] = None
+        fed = [pair for pair in self.running if pair is not None and dice.random() < 0.9]
+        guess = [dice.choice([0, 1, 4, 16]) for _ in fed]
+        plan = self.plan(len(fed))
+        shares = [[Share(pair[which], 1, most, Draft.none(), []) for pair, most in zip(fed, guess)] for which in (0, 1)]
+        for speculator, part in zip(self.both, shares):
+            speculator.draft(part, self.table, plan)
+            assert not speculator.news()
+        for ours, theirs in zip(*shares, strict=True):
+            self.compare(ours, theirs)
+        for pair in fed:
+            self.go_on(pair)
+
+    def plan(self, fed: int) -> StepPlan:
+        dice = self.dice
+        step = dice.choice([0.0, 0.02, 0.1, 0.4])
+        toll = [step * (n + 1) + dice.choice([0.0, 0.3]) * (n >= 4) for n in range(dice.choice([1, 8, 40]))]
+        weights = {number: dice.choice([0.25, 1.0, 4.0]) for number in range(self.rows)} if dice.random() < 0.3 else {}
+        price, entry = dice.choice([0.0, 0.05, 0.5]), dice.choice([0.0, 0.0, 1e-4])
+        return StepPlan(0, [], [], [], dice.choice([2, 16, 64]), price, toll, entry, dice.choice([1.0, 0.5]), 100.0, weights)
+
+    def open(self, number: int) -> None:
+        prompt = [self.dice.randrange(self.vocab) for _ in range(self.dice.choice([2, 10, 40]))]
+        params = SamplingParams(seed=0, prompt_tokens=len(prompt), max_new_tokens=self.dice.choice([8, 1000]))
+        scope = self.dice.choice(["", "x"])
+        self.running[number] = [Row.open(number, params, list(prompt), len(prompt) - 1, scope) for _ in range(2)]
+
+    def go_on(self, pair: list[Row]) -> None:
+        tokens = pair[0].tokens
+        new = [
+            tokens[-self.dice.randrange(1, min(len(tokens), 6) + 1)] if self.dice.random() < 0.7 else self.dice.randrange(self.vocab)
+            for _ in range(self.dice.randrange(1, 4))
+        ]
+        for row in pair:
+            row.commit(list(new), len(row.tokens) + len(new) - 1)
+
+    def compare(self, ours: Share, theirs: Share) -> None:
+        mine, other = ours.draft, theirs.draft
+        assert (mine.token, mine.parent, mine.probe) == (other.token, other.parent, other.probe)
+        assert mine.confidence == other.confidence and list(mine.source) == list(other.source)
+        assert ours.expected == theirs.expected
+        self.kept += mine.count
+        self.left += mine.count == 0
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_both_forms_keep_the_same(seed: int) -> None:
+    """Trust and choice in C++ are those in Python."""
+    life = Competing(seed)
+    for _ in range(300):
+        life.step()
+    assert life.kept > 100 and life.left > 100
+
+
+def test_a_step_of_drafts_that_are_not_chosen_here_is_chosen_in_python() -> None:
+    """Where tolls are not known, and where a grammar has its say, drafts come whole."""
+    drafter = Lookups(build(), Texts())
+    drafter.absorb(Commit([0], [0], [[1, 2, 3, 1, 2]], [3]))
+    (whole,) = drafter.propose([0], [4], Terms(toll=[9.0] * 4))
+    assert whole.count and not whole.expected
+    (none,) = drafter.propose([0], [4], Terms(toll=[9.0] * 4, bids=Bids([9], 9, 4, [], 0.0, 1.0)))
+    (some,) = drafter.propose([0], [4], Terms(toll=[0.0] * 4, bids=Bids([9], 9, 4, [], 0.0, 1.0)))
+    assert none == Draft.none() and some.token == whole.token and some.expected > 0.0
+
+
 def test_a_row_with_a_hole_is_refused_and_others_go_on() -> None:
     drafter = Lookups(build(), Texts())
     drafter.absorb(Commit([0], [0], [[1, 2, 3, 1, 2]], [3]))
@@ -132,7 +238,7 @@ def test_a_question_without_room_is_refused() -> None:
     drafter.absorb(Commit([0], [0], [[1, 2, 3, 1, 2]], [3]))
     drafter._nodes, drafter._confidences = array("i", bytes(4 * 6)), array("d", bytes(8 * 2))
     with pytest.raises(RuntimeError, match="makes no sense"):
-        drafter._play([lookups._PROPOSE, 0, 2], 0.0)
+        drafter._play([lookups._PROPOSE, 0, 2], FREELY)
     assert not any(drafter._nodes) and not any(drafter._confidences)
 
 
@@ -198,10 +304,17 @@ def test_a_tape_that_makes_no_sense_is_a_failure() -> None:
         [lookups._BEGIN, 0, 1],
         [lookups._BEGIN, 0, -1, 4, 0],
         [lookups._BEGIN, 0, 1, -4, 0],
+        [lookups._COMPETE, 1, 9],
+        [lookups._COMPETE, 1, 9, 0, 0, 1],
+        [lookups._COMPETE, -1, 9, 0],
+        [lookups._COMPETE, 1, 9, 1, 0, 1, 1],
+        [lookups._COMPETE, 2, 9, 0, 0, 1, 1, 0, 1, 1],
+        [lookups._COMPETE, 0, 9, 0, lookups._FORGET, 0],
+        [lookups._COMPETE, 1 << 30, 9, 0],
     ):
         drafter._tape = array("i", tape)
         with pytest.raises(RuntimeError, match="makes no sense"):
-            drafter._play([], 0.0)
+            drafter._play([], FREELY)
         assert not drafter._tape
 
 
