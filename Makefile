@@ -70,21 +70,18 @@ bench-kernels: setup model ## the native kernels against the memory bandwidth
 	$(BIN)/python -m forerun.bench.kernels --plot
 
 # What is trained for the demo model: `DRAFTS` is where drafts lie and how their names begin, `TEXT` how much text the table of
-# n-grams is counted from, `TOKENS` how much of it all heads learn from, `WORDS` how many tokens EAGLE-3 knows, and of how many Medusa learns,
+# n-grams is counted from and all heads learn from, `WORDS` how many tokens EAGLE-3 knows, and of how many Medusa learns,
 # `KEEP` of which of the target's layers (those that the four heads read) the states are kept while the text is written, and room for them.
-# The shipped EAGLE-3 head went on from such a one with more of the text (`--from`; its README has the command): to make it again, say
-# `make heads DRAFTS=drafts/first`, for without that the head here is written over the better one that is shipped.
 # `MORE` is said last to every command, where the last of equal options counts: all of it, small, in a minute or two, is
 #   make heads DRAFTS=build/drafts/small MORE="--tokens 3000 --rows 16 --longest 160 --epochs 1 --held-out-tokens 16"
 DRAFTS := drafts/smollm2-135m
-TEXT := 615000
-TOKENS := 298000
+TEXT := 1400000
 WORDS := 6144
 MORE :=
 TRAIN := $(BIN)/forerun train-drafter --model-id $(MODEL)
-KEEP := --keep-layers 1,14,26,27,30 --keep-mb 5000
-HEADS := --work $(DRAFTS).work --tokens $(TOKENS) --batch-tokens 2048 $(KEEP)
-BLOCKS := --reduced --vocab 4096 --block 4 --roots 48 --inner 704 --kv-heads 9 --window 1 --epochs 6
+KEEP := --keep-layers 1,14,26,27,30 --keep-mb 14000
+HEADS := --work $(DRAFTS).work --tokens $(TEXT) --seed 1 --batch-tokens 2048 $(KEEP)
+BLOCKS := --reduced --vocab 4096 --roots 48 --inner 704 --kv-heads 9 --window 1 --epochs 2
 
 draft: setup model ## the demo draft anew, from text that the demo model writes (on two cores perhaps half an hour)
 	$(TRAIN) --kind model --out $(DRAFTS) --tokens 263000 --epochs 2 --batch-tokens 1024 --rate 0.002 $(MORE)
@@ -95,12 +92,12 @@ bench-peers: setup model ## our server beside those that tools/peers.sh installe
 bench-speculation: setup model ## guesses against none, 1 to 32 streams, five workloads (40 minutes)
 	$(BIN)/forerun bench speculation
 
-heads: setup model ## the demo table of n-grams and heads anew, over the shipped ones (DRAFTS=drafts/mine: beside them): EAGLE-3, DSpark, DFlash, Medusa, from one text, a quarter of an hour or two for each
-	$(TRAIN) --kind grams --out $(DRAFTS)-grams --work $(DRAFTS).work --tokens $(TEXT) $(KEEP) $(MORE)
-	$(TRAIN) --kind eagle3 --out $(DRAFTS)-eagle3 $(HEADS) --vocab $(WORDS) --epochs 3 $(MORE)
-	$(TRAIN) --kind dspark --out $(DRAFTS)-dspark $(HEADS) $(BLOCKS) --rank 24 $(MORE)
-	$(TRAIN) --kind dflash --out $(DRAFTS)-dflash $(HEADS) $(BLOCKS) $(MORE)
-	$(TRAIN) --kind medusa --out $(DRAFTS)-medusa $(HEADS) --vocab $(WORDS) --epochs 2 --heads 3 $(MORE)
+heads: setup model ## the demo table of n-grams and heads anew, over the shipped ones (DRAFTS=drafts/mine: beside them): EAGLE-3, DSpark, DFlash, Medusa, from one text (12 GB of disk), a quarter of an hour or two for each
+	$(TRAIN) --kind grams --out $(DRAFTS)-grams $(HEADS) $(MORE)
+	$(TRAIN) --kind eagle3 --out $(DRAFTS)-eagle3 $(HEADS) --vocab $(WORDS) --epochs 1 $(MORE)
+	$(TRAIN) --kind dspark --out $(DRAFTS)-dspark $(HEADS) $(BLOCKS) --block 4 --rank 24 $(MORE)
+	$(TRAIN) --kind dflash --out $(DRAFTS)-dflash $(HEADS) $(BLOCKS) --block 5 $(MORE)
+	$(TRAIN) --kind medusa --out $(DRAFTS)-medusa $(HEADS) --vocab $(WORDS) --epochs 1 --heads 3 $(MORE)
 
 bench-drafters: setup model ## trained drafters and mixtures against none, 1 to 16 streams, five workloads, with a picture
 	$(BIN)/python -m forerun.bench.drafters --plot

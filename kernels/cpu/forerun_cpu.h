@@ -87,7 +87,8 @@ const char* fr_isa(const fr_context* context);
 uint64_t fr_stalls(const fr_context* context);
 /* The i-th instruction set this machine runs, best first; null past the end. */
 const char* fr_isas(int32_t i);
-/* Reads memory, on all threads, and returns the sum of its 64-bit words: what a step costs at the least. */
+/* Reads memory that begins with a cache line, on all threads, and returns the sum of the 64-bit words of its whole lines: what a step costs
+   at the least. */
 uint64_t fr_read(fr_context* context, const void* data, int64_t bytes);
 /* Runs a program: FR_OK, or why it stopped. Not for two threads at once. */
 int32_t fr_run(fr_context* context, const fr_op* ops, int32_t count, void* const* table, const int32_t* sizes);

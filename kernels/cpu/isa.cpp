@@ -14,6 +14,6 @@ extern const Kernels FR_NAME(FR_ISA);
 const Kernels FR_NAME(FR_ISA) = {
     FR_TEXT(FR_ISA), tiles_any, packed_bytes_any, pack_rows_any, pack_columns, multiply_any, attention_bytes, attention, embed,
     norm,            add,       rope,             write_kv,      gate,         gate_panels,  cap,             divide,    pick_part,
-    pick,            dice,      dice_at,
+    pick,            dice,      dice_at,          read,
 };
 }  // namespace fr

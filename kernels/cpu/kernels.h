@@ -132,6 +132,7 @@ struct Kernels {
     void (*pick)(const Part* parts, int32_t count, int64_t* token, float* logprob);
     void (*dice)(uint64_t seed, uint64_t index, int32_t token0, int32_t token1, float* out);  // token0 a multiple of 4
     void (*dice_at)(const int64_t* seeds, const int64_t* indices, const int64_t* tokens, int32_t count, float* out);
+    uint64_t (*read)(const void* from, int64_t bytes);  // whole lines, as fast as memory gives them; the sum of their words
 };
 
 }  // namespace fr

@@ -836,11 +836,7 @@ FR_EXPORT uint64_t fr_read(fr_context* context, const void* data, int64_t bytes)
     constexpr int64_t CHUNK = 1 << 20;
     std::atomic<uint64_t> total{0};
     context->pool.run(int32_t((bytes + CHUNK - 1) / CHUNK), [&](int32_t chunk, int32_t) {
-        const auto* words = static_cast<const uint64_t*>(data) + chunk * (CHUNK / 8);
-        const int64_t count = std::min(CHUNK, bytes - chunk * CHUNK) / 8;
-        uint64_t sum = 0;
-        for (int64_t i = 0; i < count; ++i) sum += words[i];
-        total += sum;
+        total += context->k->read(static_cast<const char*>(data) + chunk * CHUNK, std::min(CHUNK, bytes - chunk * CHUNK));
     });
     return total;
 }

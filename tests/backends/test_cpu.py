@@ -50,6 +50,14 @@ class TestCpu(Contract):
     pass
 
 
+@pytest.mark.parametrize("form", NATIVE)
+@pytest.mark.parametrize("count", [64, 192, (2 << 20) + 64])
+def test_what_is_read_is_all_of_it(form: str, count: int) -> None:
+    """A floor that leaves something out would be no floor: each 64-bit word counts, in parts of any size."""
+    words = torch.arange(1, count // 8 + 1)
+    assert native(form, 2).library.read(words.data_ptr(), count) == int(words.sum())
+
+
 def work(backend: Backend) -> list[torch.Tensor]:
     """Results of ops that are large enough to be shared between threads."""
     case, exact = (make_case(backend, PARTS, SPEC, kind, 5) for kind in (torch.bfloat16, torch.float32))

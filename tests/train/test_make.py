@@ -14,7 +14,7 @@ from tests.engine.tiny import Front, Sequence_, params_for
 
 ROOT = Path(__file__).parents[2]
 LITTLE = "--tokens 60 --rows 4 --longest 96 --epochs 1 --threads 1 --keep-mb 8"
-NARROW = ["WORDS=300", "KEEP=--keep-layers 0,1,2", "BLOCKS=--reduced --vocab 300 --block 4 --roots 48 --inner 48 --kv-heads 4 --window 1"]
+NARROW = ["WORDS=300", "KEEP=--keep-layers 0,1,2", "BLOCKS=--reduced --vocab 300 --roots 48 --inner 48 --kv-heads 4 --window 1"]
 """as in the Makefile, but for sizes that the tiny target has not"""
 MADE = {
     "draft": ("--layers 1 --hidden 64 --vocab 200", {"model": ""}),
