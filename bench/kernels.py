@@ -113,8 +113,21 @@ def step(bench: Bench) -> None:
     decode = steps.decode(1)
     with neighbour():
         busy = median(decode, 2 * bench.seconds)
-    bench.bar("1 row beside a busy process / quiet", busy / one, 1.25, f"{busy * 1e3:.2f} ms")
+    bench.bar(
+        "1 row beside a busy process / quiet",
+        busy / one,
+        1.25,
+        f"{busy * 1e3:.2f} ms; one thread alone reads in {alone(bench, steps):.2f} ×",
+    )
     bench.details["step"] = medians(took)
+
+
+def alone(bench: Bench, steps: Steps) -> float:
+    """How much longer a single thread reads the weights than all do: what a neighbour that keeps the others' cores costs at the least."""
+    single = open_native(1, 1.0)
+    took = in_turns({"all": steps.read, "one": reading(single, steps.model.bytes)}, bench.seconds)
+    single.library.close()
+    return took.ratio("one", "all")
 
 
 def beside_one_row(bench: Bench, steps: Steps, took: Rounds, format: str, rows: int, limit: float) -> None:
