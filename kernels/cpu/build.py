@@ -22,7 +22,7 @@ from forerun.kernels.build import BuildError, compiler, remove_older, run, statu
 from forerun.kernels.build import places as build_places
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ("isa.cpp", "run.cpp", "pool.cpp")
+SOURCES = ("isa.cpp", "run.cpp", "pool.cpp", "forms.cpp")
 COMMON = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra")
 SANITIZE = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 FEWER_ROWS = "-DFR_ROWS=2"  # in a tile of the scalar form, whose plain arrays sanitizers make slow to compile
@@ -30,11 +30,15 @@ WIDE = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma"
 # Here gcc orders loads before it gives out registers, and so needs more of them than there are.
 ARM = ("-fno-schedule-insns", "-Wno-ignored-optimization-argument")
 SCALAR: dict[str, tuple[str, ...]] = {"scalar": ("-O2", "-DFR_SCALAR")}
+DOTS = (*WIDE, "-mavx512bf16", "-mavx512vnni")
 MACHINES: dict[str, dict[str, tuple[str, ...]]] = {
-    "x86_64": {"avx512bf16": (*WIDE, "-mavx512bf16", "-mavx512vnni"), "avx512": WIDE, "avx2": ("-mavx2", "-mfma"), **SCALAR},
+    "x86_64": {"avx512bf16": DOTS, "avx512": WIDE, "avx2": ("-mavx2", "-mfma"), **SCALAR},
     "aarch64": {"neonbf16": (*ARM, "-march=armv8.2-a+bf16"), "neon": ARM, **SCALAR},
 }
 """What is compiled for a machine: a form of the kernels for each instruction set, and its flags."""
+
+PRODUCTS: dict[str, dict[str, tuple[str, ...]]] = {"x86_64": {"amx.cpp": DOTS}}
+"""Sources of forms that have products of their own and all else from another form, and their flags."""
 
 OBJECTS = "building-"
 """How the names of folders begin that hold the objects of a build."""
@@ -48,10 +52,15 @@ def instruction_sets(machine: str) -> dict[str, tuple[str, ...]]:
     return MACHINES.get(machine, SCALAR)
 
 
+def products(machine: str) -> dict[str, tuple[str, ...]]:
+    return PRODUCTS.get(machine, {})
+
+
 def fingerprint() -> str:
     """Of sources, flags and machine; not of the compiler, so that a library built elsewhere serves where there is none."""
-    digest = hashlib.sha256(repr((COMMON, instruction_sets(this_machine()), this_machine())).encode())
-    for path in sorted([*HERE.glob("*.h"), *(HERE / name for name in SOURCES)]):
+    machine = this_machine()
+    digest = hashlib.sha256(repr((COMMON, instruction_sets(machine), products(machine), machine)).encode())
+    for path in sorted([*HERE.glob("*.h"), *(HERE / name for name in (*SOURCES, *products(machine)))]):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -127,6 +136,7 @@ def _objects(cxx: str, machine: str, folder: Path, flags: tuple[str, ...] = (), 
     """`flags` have the last word: the level of a form's optimisation, too."""
     forms = instruction_sets(machine).items()
     jobs = [((*COMMON, *extra, *flags, f"-DFR_ISA={isa}"), HERE / "isa.cpp", folder / f"{isa}.o") for isa, extra in forms]
+    jobs += [((*COMMON, *extra, *flags), HERE / name, folder / f"{name}.o") for name, extra in products(machine).items()]
     jobs += [((*COMMON, *flags), HERE / name, folder / f"{name}.o") for name in (*SOURCES[1:], *more)]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda job: run([cxx, *job[0], "-c", str(job[1]), "-o", str(job[2])]), jobs))

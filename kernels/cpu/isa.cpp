@@ -2,6 +2,7 @@
 #include "attention.h"
 #include "dice.h"
 #include "quant.h"
+#include "read.h"
 #include "rows.h"
 
 #define FR_NAME_(isa) kernels_##isa
@@ -12,8 +13,8 @@
 namespace fr {
 extern const Kernels FR_NAME(FR_ISA);
 const Kernels FR_NAME(FR_ISA) = {
-    FR_TEXT(FR_ISA), tiles_any, packed_bytes_any, pack_rows_any, pack_columns, multiply_any, attention_bytes, attention, embed,
-    norm,            add,       rope,             write_kv,      gate,         gate_panels,  cap,             divide,    pick_part,
-    pick,            dice,      dice_at,          read,
+    {tiles_any, packed_bytes_any, pack_rows_any, pack_columns, multiply_any},
+    FR_TEXT(FR_ISA),
+    attention_bytes, attention, embed, norm, add, rope, write_kv, gate, gate_panels, cap, divide, pick_part, pick, dice, dice_at, read,
 };
 }  // namespace fr

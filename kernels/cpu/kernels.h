@@ -104,15 +104,18 @@ struct Part {
 constexpr int PICK_PART = 256;  // a multiple of PANEL
 constexpr int CHOOSE_ROWS = 64;  // whose choices are made together in the output head
 
-struct Kernels {
-    const char* name;
-
+// Of all formats of weights.
+struct Products {
     int32_t (*tiles)(Format format, int32_t rows);     // into how many tiles rows are cut
     size_t (*packed_bytes)(Format format, int32_t K);  // of one packed row of x
     void (*pack_rows)(const Product& p, int32_t tile0, int32_t tile1);
     // `count` columns, from k0 on (a multiple of 16), of the rows of one tile: x [rows of the tile, stride]. Only of float and bf16.
     void (*pack_columns)(const Product& p, int32_t tile, const float* x, int64_t stride, int32_t k0, int32_t count);
     void (*multiply)(const Product& p, int32_t panel0, int32_t panel1, int32_t tile0, int32_t tile1);
+};
+
+struct Kernels : Products {
+    const char* name;
 
     size_t (*attention_bytes)(const Attention& a, int32_t segment, int32_t row0, int32_t row1);
     void (*attention)(const Attention& a, const AttentionTask& task, const Beside& beside, void* scratch);

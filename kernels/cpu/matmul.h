@@ -11,6 +11,7 @@
 #pragma once
 
 #include "kernels.h"
+#include "stream.h"
 #include "vec.h"
 #if defined(FR_NEON)
 #include "neon_bf16.h"
@@ -34,35 +35,6 @@ constexpr int TWIN_ROWS = 1;
 constexpr int TILE_ROWS = FR_ROWS;
 constexpr int TWIN_ROWS = 0;
 #endif
-
-// How far ahead of the multiplications weights are fetched, in bytes (16 and 32 KiB: the same on Zen 5). For LIGHT_ROWS the machine's own
-// prefetcher keeps up best alone; with more rows the multiplications fill its window: 8 rows take 1.27 times as long without (Zen 5, 1.4 on Zen 4).
-constexpr int64_t AHEAD = 8192;
-constexpr int LIGHT_ROWS = 1;
-
-// Two panels at once hide the latency of the multiplications, which matters where weights come from a core's own cache. From memory a second
-// stream costs bandwidth: one thread then reads 19 instead of 23 GB/s (measured, Zen 4).
-constexpr int64_t TWIN_BYTES = 512 << 10;  // of a whole matrix
-
-constexpr int SPARSE = 4;  // steps between two lines of what is read later, at least: what is multiplied next comes first
-
-constexpr int K_BLOCK = 2048;  // a panel's block is 128 KiB of bf16: half of a small L2
-
-// A floor for a step: nothing but reading, by the widest registers and asked for ahead. (Registers of 128 bits, as any machine of a family
-// has them, read 57 GB/s where these read 79 and, asking, 82: two threads, Zen 5.)
-uint64_t read(const void* from, int64_t bytes) {
-    typedef uint64_t Line __attribute__((vector_size(64), may_alias));
-    Line even{}, odd{};
-    const char* at = (const char*)from;
-    for (const char* end = at + bytes / 128 * 128; at < end; at += 128) {
-        __builtin_prefetch(at + AHEAD, 0, 2), __builtin_prefetch(at + AHEAD + 64, 0, 2);
-        even += *(const Line*)at, odd += *(const Line*)(at + 64);
-    }
-    if (bytes % 128 >= 64) even += *(const Line*)at;
-    uint64_t sum = 0;
-    for (int word = 0; word < 8; ++word) sum += even[word] + odd[word];
-    return sum;
-}
 
 #if defined(__AVX512BF16__) || defined(FR_NEON_DOTS)
 constexpr bool DOTS = true;
@@ -143,20 +115,6 @@ struct StepBf16 {
     }
 };
 #endif
-
-// Scattered lines that a run asks for, one every so many steps (0 = none), so that they come while it multiplies.
-struct Trickle {
-    const char* const* piece = nullptr;  // the one after this
-    const char *at = nullptr, *end = nullptr;
-    int64_t bytes = 0;  // of a piece
-    int every = 0;
-};
-
-FR_INLINE void ask(Trickle& t) {
-    if (t.at == t.end) t.at = *t.piece++, t.end = t.at + t.bytes;
-    __builtin_prefetch(t.at, 0, 2);
-    t.at += 64;
-}
 
 struct Tile {
     int steps;          // of this block of K
@@ -257,20 +215,6 @@ FR_INLINE TileFn<Step> choose(int rows) {
 // Into how many tiles so many rows are cut.
 FR_INLINE int tiles_of(int rows) { return (rows + TILE_ROWS - 1) / TILE_ROWS; }
 
-FR_INLINE int tile_start(const fr::Product& p, int t) { return int(int64_t(p.rows) * t / p.tiles); }
-
-// The share in p.soon of a run over `here` of `steps` steps of a panel: as large as that of any other.
-FR_INLINE Trickle trickle(const fr::Product& p, int steps, int panel, int tile, int s, int here) {
-    if (!p.soon.count) return {};
-    const int64_t per = p.soon.bytes / 64, run = (int64_t(panel) * p.tiles + tile) * steps + s;
-    const int64_t all = p.soon.count * per, whole = int64_t((p.N + fr::PANEL - 1) / fr::PANEL) * p.tiles * steps;
-    const int64_t from = all * run / whole, lines = all * (run + here) / whole - from;
-    if (!lines) return {};
-    const char* const* piece = p.soon.at + from / per;
-    const auto every = int((here + lines - 1) / lines);
-    return {piece + 1, *piece + from % per * 64, *piece + p.soon.bytes, p.soon.bytes, every > SPARSE ? every : SPARSE};
-}
-
 template <class Step>
 void multiply_format(const fr::Product& p, int panel0, int panel1, int tile0, int tile1) {
     typedef typename Step::Weight Weight;
@@ -327,13 +271,6 @@ size_t packed_bytes(fr::Format format, int32_t K) {
 }
 
 #if defined(__AVX512BF16__)
-// 32 floats of a row, or `left` of them and zeros, as sixteen pairs of bf16.
-FR_INLINE __m512i pairs(const float* x, int left) {
-    const V low = left >= LANES ? load(x) : load(x, left);
-    const V high = left >= 2 * LANES ? load(x + LANES) : left > LANES ? load(x + LANES, left - LANES) : zero();
-    return (__m512i)_mm512_cvtne2ps_pbh(high.x, low.x);
-}
-
 // r[i][j] ↔ r[j][i].
 FR_INLINE void transpose(__m512i (&r)[16]) {
     __m512i t[16];

@@ -9,52 +9,14 @@
 #include <utility>
 #include <vector>
 
-#if defined(__aarch64__)
-#include <sys/auxv.h>
-#endif
-
 #include "forerun_cpu.h"
+#include "forms.h"
 #include "kernels.h"
 #include "pool.h"
 
 namespace fr {
 
-extern const Kernels kernels_scalar;
-#if defined(__x86_64__)
-extern const Kernels kernels_avx2, kernels_avx512, kernels_avx512bf16;
-#elif defined(__aarch64__)
-extern const Kernels kernels_neon, kernels_neonbf16;
-#endif
-
 namespace {
-
-// The instruction sets that this machine runs, best first.
-std::vector<const Kernels*> available() {
-    std::vector<const Kernels*> found;
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                      __builtin_cpu_supports("avx512dq");
-    if (wide && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")) found.push_back(&kernels_avx512bf16);
-    if (wide) found.push_back(&kernels_avx512);
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(&kernels_avx2);
-#elif defined(__aarch64__)
-    constexpr unsigned long BF16_DOTS = 1ul << 14;  // HWCAP2_BF16, which older headers lack
-    if (getauxval(AT_HWCAP2) & BF16_DOTS) found.push_back(&kernels_neonbf16);
-    found.push_back(&kernels_neon);
-#endif
-    found.push_back(&kernels_scalar);
-    return found;
-}
-
-// Whether integer additions have units of their own beside dot products (Product::crossing). Where both share them, crossing takes longer.
-bool adds_beside_dots() {
-#if defined(__x86_64__)
-    return __builtin_cpu_is("amd");
-#else
-    return false;
-#endif
-}
 
 // Memory that grows and is never zeroed; aligned to a cache line.
 class Buffer {
@@ -818,12 +780,12 @@ int32_t Call::run(int32_t& done) {
 #define FR_EXPORT extern "C" __attribute__((visibility("default")))
 
 FR_EXPORT const char* fr_isas(int32_t i) {
-    const auto found = available();
+    const auto found = forms(machine());
     return i >= 0 && size_t(i) < found.size() ? found[size_t(i)]->name : nullptr;
 }
 
 FR_EXPORT fr_context* fr_open(int32_t threads, const char* isa) {
-    for (const Kernels* kernels : available())
+    for (const Kernels* kernels : forms(machine()))
         if (!isa || !strcmp(isa, kernels->name)) return new (std::nothrow) fr_context(std::max(1, threads), kernels);
     return nullptr;
 }

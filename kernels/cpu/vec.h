@@ -288,4 +288,13 @@ FR_INLINE void store(bf16* p, V a, int n) {
     for (int l = 0; l < n; ++l) p[l] = round_bf16(part[l]);
 }
 
+#if defined(__AVX512BF16__)
+// 32 floats of a row, or `left` of them and zeros, as sixteen pairs of bf16.
+FR_INLINE __m512i pairs(const float* x, int left) {
+    const V low = left >= LANES ? load(x) : load(x, left);
+    const V high = left >= 2 * LANES ? load(x + LANES) : left > LANES ? load(x + LANES, left - LANES) : zero();
+    return (__m512i)_mm512_cvtne2ps_pbh(high.x, low.x);
+}
+#endif
+
 }  // namespace

@@ -21,7 +21,7 @@ from forerun.kernels.build import BuildError
 from .cases import Segment, int32, make_case
 from .contract import Contract, random, same
 
-NATIVE = ["avx512bf16", "avx512", "avx2", "scalar"]
+NATIVE = ["amx", "avx512bf16", "avx512", "avx2", "scalar"]
 SPEC = AttentionSpec(6, 2, 64, 0.125, softcap=20.0)
 PARTS = [Segment(300, 60, (-1, 0, 0, 2)), Segment(0, 1), Segment(40, 1, (-1, -1))]
 
@@ -86,7 +86,7 @@ def test_the_number_of_threads_changes_nothing(form: str, threads: int) -> None:
             same(one, many)
 
 
-@pytest.mark.parametrize("form", ["avx512bf16", "avx512"])
+@pytest.mark.parametrize("form", ["amx", "avx512bf16", "avx512"])
 def test_instruction_sets_agree(form: str) -> None:
     """Vectors of 256 and of 512 bits round alike; only dot products of bf16, with weights and with a cache, are another instruction.
     Sums of codes are whole numbers."""

@@ -117,8 +117,8 @@ def test_a_place_that_cannot_be_written_is_passed_over(sources: Path, monkeypatc
 
 
 def test_every_form_is_chosen_at_run_time() -> None:
-    """What is compiled for a machine is what run.cpp looks for, and every machine has the scalar form."""
-    text = (module.HERE / "run.cpp").read_text()
+    """What is compiled for a machine is what forms.cpp looks for, and every machine has the scalar form."""
+    text = (module.HERE / "forms.cpp").read_text()
     for machine, forms in {**module.MACHINES, "riscv64": module.instruction_sets("riscv64")}.items():
         assert "scalar" in forms, machine
         assert all(f"&kernels_{form}" in text for form in forms), machine
