@@ -266,7 +266,8 @@ class Needs:
     survived there, one line each, since it was asked last. `late`: see `Late`; asked in every step. `chosen`: seconds of drafting that it
     spent by its own choice since it was asked last: it knows what they bring, and weighs that against `Terms.goodput` itself. `behind`:
     tokens of a row that it has to read before it can guess for it; asked right before and behind `propose`, at no other time. `chooses`:
-    where it is told `Terms.bids`, it proposes what `trust.py` and `choose.py` would leave of its drafts."""
+    where it is told `Terms.bids`, it proposes what `trust.py` and `choose.py` would leave of its drafts, and nobody cuts them again: it
+    has to keep to every row's budget, depth and vocabulary itself."""
 
     layers: tuple[int, ...] = ()
     pools: tuple[PoolSpec, ...] = ()

@@ -153,7 +153,8 @@ class Lookups:
             self._known.pop(number, None)
 
     def _play(self, question: Sequence[int], terms: Sequence[float]) -> None:
-        """Everything that was written down, and then the question. What is not played stays on the tape, but for the question."""
+        """Everything that was written down, and then the question. What is not played stays on the tape, but for the question. A signal
+        that raises in between may lose what was told: a drafter knows less then, and guesses are checked whatever they come from."""
         tape, given = self._tape, array("d", terms)
         told = len(tape)
         try:

@@ -62,9 +62,9 @@ class Speculator:
         if not asked:
             return
         rows = [share.row for share in asked]
-        guided = any(row.matching is not None for row in rows)
-        bids = self._bids(rows, depth, plan) if compete and needs.chooses and not guided else None
         try:
+            guided = any(row.matching is not None for row in rows)
+            bids = self._bids(rows, depth, plan) if compete and needs.chooses and not guided else None
             if needs.lazy:
                 self._catch_up(rows)
             terms = Terms(plan.price, plan.goodput, plan.toll if compete else (), bids)

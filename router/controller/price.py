@@ -155,19 +155,20 @@ class Price:
         self._expected, self._measured = verifying + drafting, round.seconds
         costs.correct(forward, round.rows, roots, read, scored, round.nodes > 0)
         if roots > CROWD:
-            self._prove(round, forward + drafting, plain)
+            self._prove(round, round.tokens + urgent, forward + drafting, plain)
         if round.asked:
             breaker = self._breaker(roots)
             seconds = min(forward + drafting, (1 + _OUTLIER * costs.usual_surprise) * self._expected)
             if breaker.observe(round.tokens + urgent, seconds, roots, plain) and self._changed:
                 self._changed(_least(roots), breaker.state)
 
-    def _prove(self, round: Round, seconds: float, plain: float) -> None:
-        """`seconds` of a step of a crowd, where one without guesses was expected to take `plain`."""
+    def _prove(self, round: Round, tokens: float, seconds: float, plain: float) -> None:
+        """A step of a crowd brought `tokens`, those of urgent sequences for what they are worth, as they are hoped for, in `seconds`, where
+        one without guesses was expected to take `plain`."""
         proof, roots = self._proof(round.roots), round.roots
         if round.asked:
             noise = 1.5 * self._costs.usual_surprise
-            proof.guessed(round.tokens / roots, seconds / plain, round.nodes / roots**2, noise)
+            proof.guessed(tokens / roots, seconds / plain, round.nodes / roots**2, noise)
         else:
             proof.plain(seconds / plain)
 
@@ -204,9 +205,11 @@ class Price:
         self._yields.pop(sequence, None)
 
     def profiled(self, profile: Profile) -> None:
-        """What was learned about the old costs goes with them: the new ones were measured just now. None: they stay as they are."""
+        """What was learned about the old costs goes with them, and what guesses were short of by them: the new ones were measured just now.
+        None: they stay as they are."""
         self._rough = profile.rough
         if profile.costs:
+            self._proofs.clear()
             self._costs = CostTable(Costs(profile.costs, profile.segment_seconds, profile.contexts), LARGEST_STEP)
 
     def snapshot(self) -> Snapshot:
@@ -253,7 +256,7 @@ class Price:
         climb = self._costs.climb(rows, roots, most, plain, hopeful)
         charged = tolls(climb, goodput, self._costs.entry_seconds(rows, roots, read / roots), max(weighed, default=1.0))
         late = [news - USUAL if (news := length - one.told) > USUAL else 0 for length, one in zip(lengths, known)]
-        least = 0.0 if hopeful else self._margin(roots, nodes, charged) / max(weighed, default=1.0)
+        least = 0.0 if hopeful else self._margin(roots, nodes, charged, prompts > 0) / max(weighed, default=1.0)
         self._ask(known, goodput, drafting, late, charged.pays(BEST), least)
         for length, one in zip(lengths, known):
             if one.asked:
@@ -271,14 +274,17 @@ class Price:
         self._last = Allowance(guess, total, least, charged.toll[:total], charged.entry, discount, goodput, weighed)
         return self._last
 
-    def _margin(self, roots: int, nodes: float, charged: Tolls) -> float:
-        """Tokens that guesses must bring beyond what they take. Few sequences need none."""
+    def _margin(self, roots: int, nodes: float, charged: Tolls, prompts: bool) -> float:
+        """Tokens that guesses must bring beyond what they take. Few sequences need none. A step with prompts proves nothing, so that what
+        was proven elsewhere is not charged there: it would never fade where every step has some."""
         beyond = max(0, roots - CROWD)
         doubt = SHORTFALL * self._costs.doubt(roots, roots + round(nodes)) if beyond else 0.0
         price = charged.price(roots / 4)
         margin = beyond * max(CARE, doubt, DEAR * price * beyond / roots)
+        if not beyond or prompts:
+            return margin
         dear = min(1.0, max(0.0, (price - PROVEN[0]) / (PROVEN[1] - PROVEN[0])))
-        return margin + self._proof(roots).charge * dear * roots if beyond else 0.0
+        return margin + self._proof(roots).charge * dear * roots
 
     def _weigh(self, sequences: list[Sequence], known: list[Yield]) -> list[float]:
         """Set what the guesses of each sequence are worth. Empty: as much as each other's."""

@@ -57,6 +57,7 @@ class Proof:
         """A step without guesses took so many times what was estimated."""
         self._plain += (max(-_SWING, min(_SWING, seconds - 1.0)) - self._plain) * _LATELY
         self._bias -= self._bias * _FADE
+        self._won -= self._won * _FADE
         self._variance += (_SPREAD**2 - self._variance) * _FADE
 
     def guessed(self, tokens: float, seconds: float, nodes: float, noise: float) -> None:

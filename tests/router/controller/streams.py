@@ -18,9 +18,9 @@ PART, READ_SECONDS = 128, 1e-4
 """tokens of a step of a drafter that reads in parts, and what each takes"""
 
 
-def sequence(tokens: int = 50, speculate: int | None = None) -> Sequence:
+def sequence(tokens: int = 50, speculate: int | None = None, priority: int = 0) -> Sequence:
     params = SamplingParams(0, tokens, 1000)
-    request = Request("r", [0] * tokens, params, 0.0, speculate=speculate)
+    request = Request("r", [0] * tokens, params, 0.0, speculate=speculate, priority=priority)
     return Sequence(request, params, Unheard(), [0] * tokens)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from forerun.messages import Profile
 from forerun.router.controller.cost import Costs
 from forerun.router.controller.price import Price
+from forerun.router.controller.proof import Proof
 from forerun.router.controller.toll import tolls
 from forerun.router.guesses import Round
 from tests.router.controller.streams import COSTS, World, seconds_of, sequence
@@ -288,7 +289,40 @@ def test_guesses_of_a_crowd_must_bring_one_deviation_of_what_is_in_doubt(streams
     controller = Price(COSTS, most=4)
     doubt = controller._costs.doubt(streams, 2 * streams)
     assert doubt > 0.02
-    assert controller._margin(streams, streams, tolls([1e-9] * 64, 1000.0, 0.0)) == pytest.approx(beyond * doubt)
+    assert controller._margin(streams, streams, tolls([1e-9] * 64, 1000.0, 0.0), False) == pytest.approx(beyond * doubt)
+
+
+@pytest.mark.parametrize("priority", [0, 1, 3])
+def test_what_a_crowd_s_guesses_brought_counts_as_it_was_hoped_for(priority: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guesses of urgent sequences are hoped for at a higher price."""
+    brought: list[float] = []
+    monkeypatch.setattr(Proof, "guessed", lambda self, tokens, seconds, nodes, noise: brought.append(tokens))
+    controller, world = Price(COSTS, most=4), World(chance=0.9, frugal=True)
+    streams = [sequence(priority=priority * (i < 8)) for i in range(16)]
+    while not world.step(controller, streams):
+        pass
+    brought.clear()
+    weights = [controller._yields[one].weight for one in streams]
+    assert (max(weights) > min(weights)) is (priority > 0)
+    controller.landed(streams[0], 4, 3, 2.0)
+    controller.landed(streams[15], 4, 2, 2.0)
+    controller.stepped(Round(16, 24, 8, 2, 16 * 60, 16 + 5, 0.0105, 1e-4))
+    assert brought == [pytest.approx((16 + 3 * weights[0] + 2 * weights[15]) / 16)]
+
+
+def test_what_guesses_lacked_is_not_charged_beside_prompts_and_goes_with_the_costs_it_was_seen_by() -> None:
+    """A step with prompts proves nothing, so that a charge would stay there for ever."""
+    controller, dear = Price(COSTS, most=4), tolls([0.9e-3 * node for node in range(1, 65)], 1000.0, 0.0)
+    free = controller._margin(16, 16, dear, False)
+    for _ in range(60):
+        controller._proof(16).hope(0.05)
+        controller._proof(16).guessed(1.0, 1.1, 0.01, 0.01)
+    assert controller._margin(16, 16, dear, False) > free + 0.5
+    assert controller._margin(16, 16, dear, True) == free
+    controller.profiled(Profile())
+    assert controller._margin(16, 16, dear, False) > free + 0.5, "a profile that measured nothing changes nothing"
+    controller.profiled(Profile([(1, 0.006), (32, 0.0185)]))
+    assert controller._proof(16).charge == 0.0
 
 
 @given(st.integers(0, 60))

@@ -39,6 +39,16 @@ def test_guesses_that_win_are_charged_next_to_nothing_whatever_was_hoped(hoped: 
     assert told(Proof(), hoped, came, 60).charge < 0.02
 
 
+def test_what_was_won_fades_while_nobody_guesses_and_so_does_what_it_excused() -> None:
+    """Guesses won clearly, whatever was hoped. Long after, the same may be charged again for what they lack."""
+    proof = told(Proof(), 1.0, 0.6, 60)
+    assert proof.charge < 0.02
+    won = proof._won
+    for _ in range(600):
+        proof.plain(1.0)
+    assert 0.0 < proof._won < 0.4 * won
+
+
 def test_a_charge_fades_while_nobody_guesses() -> None:
     proof = told(Proof(), 0.05, -0.05, 60)
     before = proof.charge
