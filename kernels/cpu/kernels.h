@@ -112,6 +112,9 @@ struct Products {
     // `count` columns, from k0 on (a multiple of 16), of the rows of one tile: x [rows of the tile, stride]. Only of float and bf16.
     void (*pack_columns)(const Product& p, int32_t tile, const float* x, int64_t stride, int32_t k0, int32_t count);
     void (*multiply)(const Product& p, int32_t panel0, int32_t panel1, int32_t tile0, int32_t tile1);
+
+    int32_t stream_rows;  // so few take weights as memory gives them: a task is a long stream
+    int32_t gated_sums;   // of gate and up that are multiplied before any are gated, unless two panels have more
 };
 
 struct Kernels : Products {

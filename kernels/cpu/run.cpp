@@ -45,13 +45,13 @@ private:
 constexpr int64_t WORTH_SHARING = 16384;  // elements of a row-wise op, multiplications / 16 of a product: below, waking a thread costs more
 constexpr int64_t WORTH_PACKING = 8192;   // elements of rows that a product packs, and most often makes as well
 constexpr int32_t TASKS = 9;     // of a product, for each thread: fewer leave it waiting for the last one, more cut the stream of weights
-constexpr int32_t STREAM_ROWS = 28, STREAM = 16;  // so few rows take weights as memory gives them: tasks of at least so many panels
+constexpr int32_t STREAM = 16;  // where few rows take weights as memory gives them, tasks have at least so many panels
 constexpr size_t ROWS_TOGETHER = 384 << 10;  // bytes of packed rows that pass over a panel while it is in cache, and stay in a 1 MiB L2
 constexpr int32_t FEW_ROWS = 2;              // of an attention task
 constexpr int32_t LEAST_ROWS = 4, EVEN = 3;  // of a task, where it is cut for want of so many tasks for each thread
 constexpr int32_t READ_ROWS = 20;             // of floats or bf16: so few leave memory no time for more than weights
 constexpr size_t NEAR = 4 << 20;            // bytes of a weight that caches hold, so that it may be read again for every few rows
-constexpr int32_t GATED_PANELS = 2;         // of gate and up, whose sums are in a core's cache together
+constexpr int32_t GATED_PANELS = 2;          // of gate and up, whose sums are in a core's cache together, at least
 constexpr size_t EXPECTED = 128 << 10;       // bytes of the next product's weights that a waiting thread fetches, at most
 
 // How a product is cut into tasks: `groups` of row tiles times `chunks` of panels, of which `grain` are never parted. Where rows alone make
@@ -201,10 +201,10 @@ Cut Call::cut(const Product& p, int32_t grain) const {
     if (shared && p.tiles >= TASKS * threads && panel_bytes(p.format, p.K) * size_t(panels) <= NEAR) return {panels, grain, 1, TASKS * threads, true};
     const int32_t groups = std::min<int32_t>(p.tiles, int32_t((bytes + ROWS_TOGETHER - 1) / ROWS_TOGETHER));
     const int32_t parts = shared ? (TASKS * threads + groups - 1) / groups : 1, streams = panels / STREAM / threads * threads;
-    const int32_t most = p.rows > STREAM_ROWS ? panels : std::max(shared ? threads : 1, streams);
+    const int32_t most = p.rows > k_.stream_rows ? panels : std::max(shared ? threads : 1, streams);
     Cut cut{panels, grain, std::min(units, std::max(1, std::min(parts, most))), groups, shared};
     const int32_t even = units / threads * threads;
-    if (!shared || groups > 1 || p.rows > STREAM_ROWS || p.tiles < threads || !even || even == units) return cut;
+    if (!shared || groups > 1 || p.rows > k_.stream_rows || p.tiles < threads || !even || even == units) return cut;
     cut.panels = even * grain, cut.rest = panels - cut.panels;
     cut.chunks = std::max(threads, cut.chunks / threads * threads);
     while (even % cut.chunks) cut.chunks -= threads;
@@ -379,10 +379,11 @@ void Call::mlp() {
     if (packs) down.packed = c_.gated.room<char>(size_t(rows_) * k_.packed_bytes(down.format, F));
     spread(wide, 1, [&](const Product& mine, int32_t panel0, int32_t panel1, int32_t tile0, int32_t tile1, int32_t thread) {
         const int32_t row0 = first_row(wide, tile0), rows = first_row(wide, tile1) - row0;
-        float* sums = c_.scratch[size_t(thread)].room<float>(size_t(rows) * GATED_PANELS * PANEL);
+        const int32_t together = std::max(GATED_PANELS, k_.gated_sums / (rows * PANEL));
+        float* sums = c_.scratch[size_t(thread)].room<float>(size_t(rows) * size_t(together) * PANEL);
         Product part = mine;
         for (int32_t panel = panel0, end; panel < panel1; panel = end, part.cold = false) {
-            end = std::min(panel + GATED_PANELS, panel1);
+            end = std::min(panel + together, panel1);
             part.y_stride = (end - panel) * PANEL, part.y = sums - row0 * part.y_stride, part.y_column = panel * PANEL;
             part.next = end < panel1 ? end : mine.next;
             k_.multiply(part, panel, end, tile0, tile1);
