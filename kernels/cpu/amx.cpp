@@ -29,8 +29,9 @@ void multiply(const Product& p, int32_t panel0, int32_t panel1, int32_t tile0, i
     p.format == BF16 ? multiply_bf16(p, panel0, panel1, tile0, tile1) : others.multiply(p, panel0, panel1, tile0, tile1);
 }
 
-constexpr int32_t STREAM_ROWS = 64, GATED_SUMS = 8192;  // floats, 32 KiB
-constexpr Products PRODUCTS{tiles, packed_bytes, pack_rows, pack_columns, multiply, STREAM_ROWS, GATED_SUMS};
+// Multiplying takes so little that fewer, longer tasks pay: two of rows each thread, as each reads all of the weight again.
+constexpr int32_t ROW_TASKS = 2, STREAM_ROWS = 64, GATED_SUMS = 8192;  // 32 KiB of sums
+constexpr Products PRODUCTS{tiles, packed_bytes, pack_rows, pack_columns, multiply, ROW_TASKS, STREAM_ROWS, GATED_SUMS};
 
 }  // namespace
 

@@ -21,10 +21,11 @@
 
 namespace {
 
-constexpr int DEPTH = 2 * SIDE;     // k of a step
+constexpr int DEPTH = 2 * SIDE;          // k of a step
 constexpr int PAIR_ROW = fr::PANEL * 4;  // bytes of two k of a panel
 constexpr int STEP = SIDE * PAIR_ROW;    // bytes of a step
 constexpr int MOST_ROWS = 2 * SIDE;      // of a row tile
+constexpr int GROUP_PANELS = 4;          // that a row tile meets one after the other, where many do
 constexpr int FEW_RUNS = 4;              // over a panel, of which the first one waits for memory
 
 // The sums of a row tile by one panel or two.
@@ -139,7 +140,7 @@ FR_INLINE Shapes shape_of(int rows) {
 
 template <int A, int P>
 void run_tile(const Sums& s, Source from) {
-    if (s.first)  // the sums come to rest where nothing was read: ask for the lines now
+    if (s.first && from.copies)  // the sums come to rest where nothing was read: ask for the lines now, while memory is what is waited for
         for (int m = 0; m < s.rows; ++m)
             for (int j = 0; j < 2 * P; ++j) __builtin_prefetch(s.y + m * s.stride + j * SIDE, 1);
     begin<0>(s, 0, 0), begin<1>(s, 0, SIDE);
@@ -185,43 +186,45 @@ void multiply_bf16(const fr::Product& p, int panel0, int panel1, int tile0, int 
     const int block = runs == 1 ? steps : K_BLOCK / DEPTH;
     Copies copies;
     shape(shape_of(most));
-    for (int panel = panel0; panel < panel1;) {
-        const int twin = near && most <= SIDE && panel + 1 < panel1 ? 2 : 1, column = panel * fr::PANEL;
+    for (int panel = panel0, group; panel < panel1; panel += group) {
+        const int left = panel1 - panel, twin = near && most <= SIDE && left > 1 ? 2 : 1;
+        group = twin == 2 ? 2 : few || block < steps ? 1 : left < GROUP_PANELS ? left : GROUP_PANELS;
         const char* w = (const char*)p.w + panel * panel_bytes;
         for (int s = 0; s < steps; s += block) {
             const int here = steps - s < block ? steps - s : block;
             const bool first = s == 0, last = s + here == steps;
-            const char* from = w + int64_t(s) * STEP;
+            const char* block_at = w + int64_t(s) * STEP;
             // Weights arrive while others are multiplied, as in matmul.h.
             const bool cold = few || (p.cold && panel == panel0 && first);
-            const char* behind = !last                    ? from + int64_t(here) * STEP
-                                 : panel + twin < panel1 ? w + twin * panel_bytes
-                                 : p.next < 0             ? nullptr
-                                                          : (const char*)p.w + p.next * panel_bytes;
-            // Where few row tiles pass over it, the first one takes it from memory, and the others find it in the nearest cache.
-            const bool more = last ? panel + 1 < panel1 && pairs >= SIDE : pairs - (s + here) * SIDE >= SIDE;
-            const char* then = few && more ? (last ? w + panel_bytes : behind) : nullptr;
+            const char* behind = !last          ? block_at + int64_t(here) * STEP
+                                 : group < left ? w + group * panel_bytes
+                                 : p.next < 0   ? nullptr
+                                                : (const char*)p.w + p.next * panel_bytes;
             const int sharing = cold ? runs - 1 : runs;
             const int64_t share = few ? 0 : (STEP / 64 + sharing - 1) / sharing * 64;
-            for (int t = tile0; t < tile1; ++t) {
-                const int row = tile_start(p, t), rows = tile_start(p, t + 1) - row;
-                const bool ahead = cold && t == tile0;
-                const char* next = ahead || few || !behind ? nullptr : behind + here * share * (t - tile0 - cold);
-                const int tail = last ? pairs % SIDE : 0;
-                const Sums sums{p.y + row * p.y_stride + (column - p.y_column), p.y_stride, p.bias ? p.bias + column : nullptr,
-                                rows, p.N - column, rows == most && p.N - column >= twin * fr::PANEL, first, last};
-                const Source source{from, panel_bytes, (const char*)p.packed + row * row_size + int64_t(s) * rows * TILE_BYTES, rows * TILE_BYTES,
-                                    here - (tail != 0), tail, ahead && !near ? &copies : nullptr, then, next, share,
-                                    next ? trickle(p, steps * SIDE, panel, t, s * SIDE, here * SIDE) : Trickle{}};
-                if (most > SIDE)
-                    run_tile<2, 1>(sums, source);
-                else if (twin == 2)
-                    run_tile<1, 2>(sums, source);
-                else
-                    run_tile<1, 1>(sums, source);
-            }
+            for (int t = tile0; t < tile1; ++t)
+                for (int in_group = 0; in_group < group; in_group += twin) {
+                    const int row = tile_start(p, t), rows = tile_start(p, t + 1) - row, column = (panel + in_group) * fr::PANEL;
+                    const int tail = last ? pairs % SIDE : 0;
+                    const char* from = block_at + in_group * panel_bytes;
+                    const bool ahead = cold && t == tile0;
+                    // The first of few row tiles takes a panel from memory, and the others find it in the nearest cache.
+                    const bool more = last ? in_group + 1 < (few ? left : group) && pairs >= SIDE : pairs - (s + here) * SIDE >= SIDE;
+                    const char* then = !more ? nullptr : last ? w + (in_group + 1) * panel_bytes : behind;
+                    const char* next = ahead || few || !behind ? nullptr : behind + here * share * ((t - tile0 - cold) * group + in_group);
+                    const Sums sums{p.y + row * p.y_stride + (column - p.y_column), p.y_stride, p.bias ? p.bias + column : nullptr,
+                                    rows, p.N - column, rows == most && p.N - column >= twin * fr::PANEL, first, last};
+                    const Source source{from, panel_bytes, (const char*)p.packed + row * row_size + int64_t(s) * rows * TILE_BYTES,
+                                        rows * TILE_BYTES, here - (tail != 0), tail, ahead && !near ? &copies : nullptr, then, next, share,
+                                        next ? trickle(p, steps * SIDE, panel + in_group, t, s * SIDE, here * SIDE) : Trickle{}};
+                    if (most > SIDE)
+                        run_tile<2, 1>(sums, source);
+                    else if (twin == 2)
+                        run_tile<1, 2>(sums, source);
+                    else
+                        run_tile<1, 1>(sums, source);
+                }
         }
-        panel += twin;
     }
     release();
 }

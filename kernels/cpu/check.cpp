@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "forerun_cpu.h"
+#include "forms.h"
 
 namespace {
 
@@ -87,7 +88,8 @@ struct Job {
 Job product(int n) {
     Job job;
     const bool half = draw(0, 1), bias = draw(0, 1);
-    const int K = draw(1, 300), N = draw(1, 150), panels = (N + 31) / 32, run = half ? 2 : 1, steps = (K + run - 1) / run;
+    const bool large = !draw(0, 39);  // more than is multiplied at once, and than counts as near
+    const int K = large ? draw(2049, 2200) : draw(1, 300), N = large ? draw(97, 150) : draw(1, 150), panels = (N + 31) / 32, run = half ? 2 : 1, steps = (K + run - 1) / run;
     job.name = "matmul";
     job.op.code = FR_MATMUL;
     job.sizes[FR_N] = n;
@@ -497,12 +499,32 @@ bool exact(const Job& job, const std::string& isa) {
 #if defined(__x86_64__)
     if (isa == "scalar") return false;  // it multiplies, then adds
 #endif
-    const bool dots = isa.size() > 4 && isa.substr(isa.size() - 4) == "bf16";
+    const bool dots = isa == "amx" || (isa.size() > 4 && isa.substr(isa.size() - 4) == "bf16");
     const auto fuses = [](const fr_op& op) {
         if (op.code == FR_MLP) return op.i[2] != 1 && op.i[5] != 1;
         return op.code == FR_ATTENTION ? op.i[4] != 1 : op.code != FR_MATMUL || op.i[2] != 1;
     };
     return !dots || (fuses(job.op) && std::all_of(job.more.begin(), job.more.end(), fuses));
+}
+
+// What a machine has decides, and only that: without tiles all other forms serve, in their order.
+bool chosen() {
+    fr::Machine all;
+    all.avx2 = all.avx512 = all.avx512bf16 = all.amx = all.tiles = all.neonbf16 = true;
+    const auto with = fr::forms(all);
+    bool good = !with.empty() && !strcmp(with.back()->name, "scalar");
+    for (bool fr::Machine::*missing : {&fr::Machine::amx, &fr::Machine::tiles}) {
+        fr::Machine has = all;
+        has.*missing = false;
+        std::vector<const fr::Kernels*> expected;
+        for (const fr::Kernels* form : with)
+            if (strcmp(form->name, "amx")) expected.push_back(form);
+        good = good && fr::forms(has) == expected;
+    }
+    const auto none = fr::forms({});
+    good = good && strcmp(none[0]->name, "amx");
+    if (!good) printf("the wrong forms are chosen\n");
+    return good;
 }
 
 }  // namespace
@@ -515,7 +537,7 @@ int main(int argc, char** argv) {
         three.push_back(fr_open(3, name));
     }
     Job (*const kinds[])() = {product, codes, mlp, attention, rows, rotation, mixture, choice, keep, write, heads, before_attention};
-    int failures = 0, count = 0;
+    int failures = !chosen(), count = 0;
     for (int round = 0; round < rounds; ++round)
         for (auto kind : kinds) {
             const auto seed = dice;

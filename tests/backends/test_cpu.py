@@ -86,6 +86,35 @@ def test_the_number_of_threads_changes_nothing(form: str, threads: int) -> None:
             same(one, many)
 
 
+@pytest.mark.parametrize("form", NATIVE)
+def test_rows_are_the_same_among_any_others(form: str) -> None:
+    """Of a weight that no cache of a core holds, whose K is multiplied in parts and ends within one."""
+    x, w = random(1, 160, 2081), random(2, 330, 2081)
+    packed = {threads: native(form, threads).pack(w, "bf16") for threads in (1, 3)}
+    whole = native(form, 1).ops.matmul(x, packed[1])
+    for rows, threads in itertools.product((1, 5, 16, 17, 33, 65, 131), packed):
+        same(native(form, threads).ops.matmul(x[:rows], packed[threads]), whole[:rows])
+
+
+def test_tiles_round_as_they_are_said_to() -> None:
+    """Even and odd k of 32 apart, each product fused into its addition, then both together, then to the sum; what is subnormal is zero.
+    Products of these numbers and their sums are exact in float64, so that each step here is rounded once."""
+    backend = native("amx", 1)
+    x, w = ((random(seed, *size).clamp(-15, 15) * 64).round() / 64 for seed, size in ((1, (1, 150)), (2, (70, 150))))
+    got = backend.ops.matmul(x, backend.pack(w, "bf16"))[0]
+    a, b = x.bfloat16().double()[0], w.bfloat16().double()
+    total = torch.zeros(70)
+    for begin in range(0, 150, 32):
+        sides = torch.zeros(2, 70)
+        for k in range(begin, min(begin + 32, 150)):
+            sides[k % 2] = (sides[k % 2].double() + a[k] * b[:, k]).float()
+        total = total + (sides[0] + sides[1])
+    same(got, total)
+    tiny = backend.pack(torch.tensor([[2.0**-40] * 32, [2.0**-130] * 32]), "bf16")
+    assert backend.ops.matmul(torch.full((1, 32), 2.0**-100), tiny).tolist() == [[0.0, 0.0]]
+    assert backend.ops.matmul(torch.full((1, 32), 2.0**20), tiny)[0, 1] == 0.0
+
+
 @pytest.mark.parametrize("form", ["amx", "avx512bf16", "avx512"])
 def test_instruction_sets_agree(form: str) -> None:
     """Vectors of 256 and of 512 bits round alike; only dot products of bf16, with weights and with a cache, are another instruction.

@@ -122,6 +122,7 @@ def test_every_form_is_chosen_at_run_time() -> None:
     for machine, forms in {**module.MACHINES, "riscv64": module.instruction_sets("riscv64")}.items():
         assert "scalar" in forms, machine
         assert all(f"&kernels_{form}" in text for form in forms), machine
+        assert all(f"*products_{Path(source).stem}" in text for source in module.products(machine)), machine
 
 
 def test_what_an_emulated_check_needs_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
