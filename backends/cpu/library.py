@@ -64,7 +64,7 @@ class Library:
         return int(self._lib.fr_stalls(self._context))
 
     def read(self, address: int, count: int) -> int:
-        """Reads `count` bytes on all threads; the sum of their 64-bit words."""
+        """Reads `count` bytes from a multiple of 8 on, on all threads; the sum of the 64-bit words of their whole lines of 64 bytes."""
         return int(self._lib.fr_read(self._context, address, count))
 
     def run(self, ops: int, count: int, table: int, sizes: int) -> None:

@@ -87,7 +87,7 @@ const char* fr_isa(const fr_context* context);
 uint64_t fr_stalls(const fr_context* context);
 /* The i-th instruction set this machine runs, best first; null past the end. */
 const char* fr_isas(int32_t i);
-/* Reads memory that begins with a cache line, on all threads, and returns the sum of the 64-bit words of its whole lines: what a step costs
+/* Reads memory that begins at a multiple of 8, on all threads, and returns the sum of the 64-bit words of its whole lines: what a step costs
    at the least. */
 uint64_t fr_read(fr_context* context, const void* data, int64_t bytes);
 /* Runs a program: FR_OK, or why it stopped. Not for two threads at once. */
