@@ -2,8 +2,8 @@
 #pragma once
 
 #include "ints.h"
-#include "matmul.h"
 #include "rounding.h"
+#include "stream.h"
 
 #define FR_METHOD inline __attribute__((always_inline))
 

@@ -13,7 +13,7 @@
 namespace fr {
 extern const Kernels FR_NAME(FR_ISA);
 const Kernels FR_NAME(FR_ISA) = {
-    {tiles_any, packed_bytes_any, pack_rows_any, pack_columns, multiply_any, 9, 28, 0},
+    {tiles_any, packed_bytes_any, pack_rows_any, pack_columns, multiply_any, 9, 1, 28, 0},
     FR_TEXT(FR_ISA),
     attention_bytes, attention, embed, norm, add, rope, write_kv, gate, gate_panels, cap, divide, pick_part, pick, dice, dice_at, read,
 };

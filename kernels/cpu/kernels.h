@@ -114,6 +114,7 @@ struct Products {
     void (*multiply)(const Product& p, int32_t panel0, int32_t panel1, int32_t tile0, int32_t tile1);
 
     int32_t row_tasks;    // for each thread, where rows alone make enough tasks and the weight is near: each reads all of the weight
+    int32_t row_task;     // rows of such a task, at least
     int32_t stream_rows;  // so few take weights as memory gives them: a task is a long stream
     int32_t gated_sums;   // of gate and up that are multiplied before any are gated, unless two panels have more
 };

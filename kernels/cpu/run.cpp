@@ -198,8 +198,9 @@ Cut Call::cut(const Product& p, int32_t grain) const {
     const int32_t threads = c_.pool.threads(), panels = (p.N + PANEL - 1) / PANEL, units = (panels + grain - 1) / grain;
     const size_t bytes = size_t(p.rows) * k_.packed_bytes(p.format, p.K);
     const bool shared = threads > 1 && int64_t(p.rows) * p.K * p.N > 16 * WORTH_SHARING;
-    if (shared && p.tiles >= k_.row_tasks * threads && panel_bytes(p.format, p.K) * size_t(panels) <= NEAR)
-        return {panels, grain, 1, k_.row_tasks * threads, true};
+    const int32_t tasks = k_.row_tasks * threads;
+    if (shared && p.tiles >= tasks && p.rows >= tasks * k_.row_task && panel_bytes(p.format, p.K) * size_t(panels) <= NEAR)
+        return {panels, grain, 1, tasks, true};
     const int32_t groups = std::min<int32_t>(p.tiles, int32_t((bytes + ROWS_TOGETHER - 1) / ROWS_TOGETHER));
     const int32_t parts = shared ? (TASKS * threads + groups - 1) / groups : 1, streams = panels / STREAM / threads * threads;
     const int32_t most = p.rows > k_.stream_rows ? panels : std::max(shared ? threads : 1, streams);
