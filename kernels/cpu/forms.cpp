@@ -91,4 +91,12 @@ bool adds_beside_dots() {
 #endif
 }
 
+bool prefetches_alone() {
+#if defined(__x86_64__)
+    return __builtin_cpu_is("amd");
+#else
+    return true;  // not measured elsewhere
+#endif
+}
+
 }  // namespace fr

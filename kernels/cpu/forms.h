@@ -26,4 +26,7 @@ std::vector<const Kernels*> forms(const Machine& has);
 // Whether integer additions have units of their own beside dot products (Product::crossing). Where both share them, crossing takes longer.
 bool adds_beside_dots();
 
+// Whether weights for one row come fastest when nobody asks for them (Product::unasked).
+bool prefetches_alone();
+
 }  // namespace fr

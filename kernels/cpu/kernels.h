@@ -46,6 +46,7 @@ struct Product {
     int32_t next;  // the panel that this thread most likely begins with afterwards, −1 = none
     bool cold;     // it has just begun
     bool crossing; // rows of whole numbers may be crossed (quant.h): the same bits, where additions cost nothing beside dot products
+    bool unasked;  // the machine's own prefetcher does best alone where there is one row (stream.h)
     Pieces soon;   // what an op that comes soon reads: runs over weights may fetch it meanwhile, each its share
 };
 

@@ -80,7 +80,7 @@ struct fr_context {
     fr_context(int threads, const Kernels* kernels) : k(kernels), pool(threads), scratch(size_t(threads)) {}
 
     const Kernels* k;
-    const bool crossing = adds_beside_dots();
+    const bool crossing = adds_beside_dots(), unasked = prefetches_alone();
     Pool pool;
     Buffer packed, parts;
     std::vector<Buffer> scratch;  // one a thread
@@ -328,7 +328,7 @@ void Call::spread(Product p, int32_t grain, F&& body) {
 Product Call::plan(const float* x, const void* w, const float* bias, float* y, int32_t rows, int32_t K, int32_t N, int32_t format) const {
     Product p{};
     p.w = w, p.x = x, p.bias = bias, p.y = y, p.y_stride = N, p.K = K, p.N = N, p.rows = rows;
-    p.format = Format(format), p.tiles = k_.tiles(p.format, rows), p.crossing = c_.crossing;
+    p.format = Format(format), p.tiles = k_.tiles(p.format, rows), p.crossing = c_.crossing, p.unasked = c_.unasked;
     return p;
 }
 
