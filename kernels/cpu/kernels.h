@@ -46,7 +46,7 @@ struct Product {
     int32_t next;  // the panel that this thread most likely begins with afterwards, −1 = none
     bool cold;     // it has just begun
     bool crossing; // rows of whole numbers may be crossed (quant.h): the same bits, where additions cost nothing beside dot products
-    bool unasked;  // the machine's own prefetcher does best alone where there is one row (stream.h)
+    bool unasked;  // a single row's weights are not fetched ahead: the machine's own prefetcher does best alone (stream.h)
     Pieces soon;   // what an op that comes soon reads: runs over weights may fetch it meanwhile, each its share
 };
 

@@ -243,7 +243,7 @@ void multiply_format(const fr::Product& p, int panel0, int panel1, int tile0, in
                 const int row = tile_start(p, t), rows = tile_start(p, t + 1) - row;
                 const Act* x = (const Act*)p.packed + row * x_row + int64_t(s) * rows * Step::A;
                 const int column = panel * fr::PANEL;
-                const bool ahead = cold && t == tile0 && !(p.unasked && most == 1 && runs == 1);
+                const bool ahead = cold && t == tile0 && !(p.unasked && p.rows == 1);
                 const char* next = ahead || runs == 1 || !behind ? nullptr : (const char*)behind + here * step * (t - tile0 - cold);
                 const Tile job{here, w_stride, p.y + row * p.y_stride + (column - p.y_column), p.y_stride, p.bias ? p.bias + column : nullptr,
                                p.N - column, s == 0, s + here == steps, ahead ? AHEAD : 0, next, step,

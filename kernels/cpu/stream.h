@@ -6,9 +6,9 @@
 
 namespace {
 
-// How far ahead of the multiplications weights are fetched, in bytes (16 and 32 KiB: the same on Zen 5; on a Xeon 4 to 16 KiB). For one row AMD's own
-// prefetcher keeps up best alone (Product::unasked; a Xeon's takes 1.3 times as long alone); with more rows the multiplications fill its window: 8 rows take
-// 1.27 times as long without (Zen 5, 1.4 on Zen 4).
+// How far ahead of the multiplications weights are fetched, in bytes (16 and 32 KiB: the same on Zen 5; 4 and 16 KiB: the same on a Xeon). For one
+// row AMD's own prefetcher keeps up best alone (Product::unasked), with a Xeon's alone a step takes 1.27 times as long; with more rows the
+// multiplications fill its window: 8 rows take 1.27 times as long without (Zen 5, 1.4 on Zen 4).
 constexpr int64_t AHEAD = 8192;
 
 // Two panels at once hide the latency of the multiplications, which matters where weights come from a core's own cache. From memory a second
